@@ -1,0 +1,374 @@
+"""The orchestrator API: register, heartbeat, poll, claim, renew, release, status, complete.
+
+Each route is one transaction, and its boundary stands here. What a machine may not see does not exist for it (404).
+"""
+
+from __future__ import annotations
+
+from decimal import Decimal
+from typing import Any, NoReturn, TypeVar
+from uuid import UUID
+
+from pydantic import BaseModel
+
+from functions.app import App
+from functions.web import Request, Response, Route, bearer_token, dispatch, integer_parameter, read_json
+from shared import dispatch_queue, orchestrators, sessions
+from shared.db import CLAIM, Tx, transaction
+from shared.errors import ClaimLost, DispatchError, Forbidden, MachineFull, NotFound
+from shared.ids import parse_id
+from shared.messages import (
+    ClaimManyRequest,
+    CompleteRequest,
+    HeartbeatRequest,
+    RegisterRequest,
+    ReleaseRequest,
+    RenewRequest,
+    StatusRequest,
+    dispatch_message,
+    timestamp,
+)
+
+BODY_LIMIT = 256 * 1024
+POLL_LIMIT = 64
+
+Body = TypeVar("Body", bound=BaseModel)
+
+
+def handle(app: App, request: Request) -> Response:
+    """Answers one request of a machine."""
+    return dispatch(ROUTES, app, request)
+
+
+def _body(model: type[Body], request: Request) -> Body:
+    return model.model_validate(read_json(request, BODY_LIMIT))
+
+
+# -- the machine itself -------------------------------------------------------------------------------------------------
+
+
+def register(app: App, request: Request) -> Response:
+    """`POST /api/orchestrators/register`"""
+    body = _body(RegisterRequest, request)
+    with transaction(app.engine, CLAIM) as tx:
+        machine = orchestrators.authenticate(tx, bearer_token(request))
+        orchestrator_id = orchestrators.register(
+            tx, machine, name=body.name, repos=body.repos, concurrency_limit=body.maxConcurrentJobs
+        )
+    realtime = app.realtime_credentials(machine.org_id, orchestrator_id)
+    return Response(
+        200, {"orchestratorId": str(orchestrator_id), "orgId": str(machine.org_id), "realtime": realtime}
+    )
+
+
+def heartbeat(app: App, request: Request, orchestrator_id: str) -> Response:
+    """`POST /api/orchestrators/:id/heartbeat`"""
+    body = _body(HeartbeatRequest, request)
+    with transaction(app.engine, CLAIM) as tx:
+        machine = orchestrators.authenticate(tx, bearer_token(request))
+        me = machine.registered()
+        if parse_id(orchestrator_id, "orchestrator") != me:
+            raise NotFound(f"no orchestrator {orchestrator_id}")
+        orchestrators.heartbeat(tx, org_id=machine.org_id, orchestrator_id=me, active_jobs=body.activeJobs)
+    return Response(200, {"status": "ok"})
+
+
+def realtime_token(app: App, request: Request) -> Response:
+    """`POST /api/orchestrators/token`"""
+    with transaction(app.engine, CLAIM) as tx:
+        machine = orchestrators.authenticate(tx, bearer_token(request))
+        me = machine.registered()
+    credentials = app.realtime_credentials(machine.org_id, me)
+    if credentials is None:
+        return Response.error(503, "service_unavailable", "realtime is not configured here: poll instead")
+    return Response(200, {"jwt": credentials["jwt"], "expiresAt": credentials["expiresAt"]})
+
+
+# -- the row ------------------------------------------------------------------------------------------------------------
+
+
+def poll(app: App, request: Request) -> Response:
+    """`GET /api/dispatch/poll`. A first-class route: with every notification lost, this alone delivers the work."""
+    limit = integer_parameter(request, "limit", default=16, minimum=1, maximum=POLL_LIMIT)
+    with transaction(app.engine, CLAIM) as tx:
+        polled = dispatch_queue.poll(tx, token=bearer_token(request), limit=limit)
+    machine, me = polled.machine, polled.machine.registered()
+    answer = {
+        "messages": [_message(machine.org_id, me, work) for work in polled.work],
+        "pollAfterMs": app.pacing.after_poll(me, found=bool(polled.work), next_due_ms=polled.next_due_ms),
+    }
+    if polled.stop_requests:
+        answer["cancelled"] = [str(queue_id) for queue_id in polled.stop_requests]
+    return Response(200, answer)
+
+
+def _message(org_id: UUID, orchestrator_id: UUID, work: dispatch_queue.Work) -> dict[str, Any]:
+    return dispatch_message(
+        work.payload,
+        org_id=org_id,
+        orchestrator_id=orchestrator_id,
+        queue_id=work.queue_id,
+        session_id=work.session_id,
+        created_at=work.created_at,
+    )
+
+
+def claim(app: App, request: Request, queue_id: str) -> Response:
+    """`POST /api/dispatch/:queueId/claim`"""
+    row_id = parse_id(queue_id)
+    with transaction(app.engine, CLAIM) as tx:
+        machine = orchestrators.authenticate(tx, bearer_token(request))
+        me = machine.registered()
+        room = orchestrators.lock_machine(tx, org_id=machine.org_id, orchestrator_id=me)
+        work = dispatch_queue.claim(
+            tx, org_id=machine.org_id, orchestrator_id=me, queue_id=row_id, concurrency_limit=room
+        )
+        if work is None:
+            _explain(tx, machine.org_id, me, row_id)
+    return Response(200, _claim_answer(app, machine.org_id, me, work))
+
+
+def _claim_answer(app: App, org_id: UUID, me: UUID, work: dispatch_queue.Work) -> dict[str, Any]:
+    return {
+        "message": _message(org_id, me, work),
+        "attempt": work.attempts,
+        "leaseSeconds": app.policy.claim_timeout,
+    }
+
+
+def claim_many(app: App, request: Request) -> Response:
+    """`POST /api/dispatch/claim`"""
+    body = _body(ClaimManyRequest, request)
+    with transaction(app.engine, CLAIM) as tx:
+        machine = orchestrators.authenticate(tx, bearer_token(request))
+        me = machine.registered()
+        room = orchestrators.lock_machine(tx, org_id=machine.org_id, orchestrator_id=me)
+        claimed = dispatch_queue.claim_many(
+            tx, org_id=machine.org_id, orchestrator_id=me, limit=body.limit, concurrency_limit=room
+        )
+    return Response(200, {"claims": [_claim_answer(app, machine.org_id, me, work) for work in claimed]})
+
+
+def renew(app: App, request: Request, queue_id: str) -> Response:
+    """`POST /api/dispatch/:queueId/renew`"""
+    row_id, body = parse_id(queue_id), _body(RenewRequest, request)
+    with transaction(app.engine, CLAIM) as tx:
+        machine = orchestrators.authenticate(tx, bearer_token(request))
+        me = machine.registered()
+        renewal = dispatch_queue.renew(
+            tx, org_id=machine.org_id, orchestrator_id=me, queue_id=row_id, attempt=body.attempt
+        )
+        if renewal is None:
+            _explain(tx, machine.org_id, me, row_id)
+    return Response(
+        200, {"leaseSeconds": app.policy.claim_timeout, **_news(renewal, body.promptsSeen)}
+    )
+
+
+def _news(renewal: dispatch_queue.Renewal, prompts_seen: int) -> dict[str, Any]:
+    """What the machine must hear while it works: a request to stop, and follow-ups that it has not seen."""
+    news: dict[str, Any] = {"cancelRequested": renewal.cancel_requested}
+    if prompts := renewal.prompts[prompts_seen:]:
+        news["prompts"] = prompts
+    return news
+
+
+def release(app: App, request: Request, queue_id: str) -> Response:
+    """`POST /api/dispatch/:queueId/release`"""
+    row_id, body = parse_id(queue_id), _body(ReleaseRequest, request)
+    with transaction(app.engine, CLAIM) as tx:
+        machine = orchestrators.authenticate(tx, bearer_token(request))
+        me = machine.registered()
+        given_up = dispatch_queue.release(
+            tx,
+            org_id=machine.org_id,
+            orchestrator_id=me,
+            queue_id=row_id,
+            attempt=body.attempt,
+            error=body.error,
+            policy=app.policy,
+        )
+        if given_up is None:
+            _excuse(tx, machine.org_id, me, row_id)
+            return Response(200, {"status": "over"})
+        if given_up.outcome == "released":
+            dispatch_queue.reroute(
+                tx,
+                org_id=machine.org_id,
+                orchestrator_id=me,
+                limit=1,
+                policy=app.policy,
+                queue_ids=[row_id],
+            )
+    return Response(200, {"status": given_up.outcome})
+
+
+def _explain(tx: Tx, org_id: UUID, me: UUID, queue_id: UUID) -> NoReturn:
+    """Zero rows were changed: says why, as far as this machine may know."""
+    raise _reason(tx, org_id, me, queue_id)
+
+
+def _excuse(tx: Tx, org_id: UUID, me: UUID, queue_id: UUID) -> None:
+    """Lets a release pass that comes after the session's end: the original client sends one after each failed completion."""
+    session_id = sessions.session_once_claimed(tx, org_id=org_id, queue_id=queue_id, orchestrator_id=me)
+    row = dispatch_queue.standing(tx, org_id=org_id, queue_id=queue_id)
+    if session_id is None or row is not None:
+        raise _reason(tx, org_id, me, queue_id)
+
+
+def _reason(tx: Tx, org_id: UUID, me: UUID, queue_id: UUID) -> DispatchError:
+    row = dispatch_queue.standing(tx, org_id=org_id, queue_id=queue_id)
+    if row is None:
+        known = sessions.session_once_claimed(tx, org_id=org_id, queue_id=queue_id, orchestrator_id=me)
+        return NotFound(f"no dispatch queue row {queue_id}") if known is None else ClaimLost("this work is over")
+    if me not in (row.orchestrator_id, row.claimed_by):
+        return NotFound(f"no dispatch queue row {queue_id}")
+    if row.orchestrator_id == me and row.claimable:
+        return MachineFull()
+    return ClaimLost(attempts=row.attempts)
+
+
+# -- the session --------------------------------------------------------------------------------------------------------
+
+
+def status(app: App, request: Request, session_id: str) -> Response:
+    """`POST /api/sessions/:id/status`. Proof of life for the claim, whatever it says; never the end of it."""
+    id_, body = parse_id(session_id, "session"), _body(StatusRequest, request)
+    with transaction(app.engine, CLAIM) as tx:
+        machine = orchestrators.authenticate(tx, bearer_token(request))
+        me = machine.registered()
+        renewal = dispatch_queue.renew(
+            tx, org_id=machine.org_id, orchestrator_id=me, session_id=id_, attempt=body.attempt
+        )
+        if renewal is None:
+            _require_over(tx, machine.org_id, me, id_)
+            return Response(200, {"status": "over", "cancelRequested": False})
+        sessions.report(
+            tx,
+            org_id=machine.org_id,
+            session_id=id_,
+            orchestrator_id=me,
+            queue_id=renewal.queue_id,
+            attempt=renewal.attempt,
+            status=body.status,
+            progress_percent=None if body.progressPercent is None else round(body.progressPercent),
+            message=body.message,
+        )
+    return Response(200, {"status": "ok", **_news(renewal, body.promptsSeen)})
+
+
+def _require_over(tx: Tx, org_id: UUID, me: UUID, session_id: UUID) -> sessions.Session:
+    """A report about a claim that is not held: harmless when the session has ended, a lost claim when it goes on elsewhere."""
+    session = sessions.session_of_machine(tx, org_id=org_id, session_id=session_id, orchestrator_id=me)
+    if session is None:
+        raise NotFound(f"no session {session_id}")
+    if not session.is_over:
+        raise ClaimLost()
+    return session
+
+
+def complete(app: App, request: Request, session_id: str) -> Response:
+    """`POST /api/sessions/:id/complete`. Settles the row and closes the session in one transaction; repeating it changes nothing."""
+    id_, body = parse_id(session_id, "session"), _body(CompleteRequest, request)
+    with transaction(app.engine, CLAIM) as tx:
+        machine = orchestrators.authenticate(tx, bearer_token(request))
+        me = machine.registered()
+        settled = dispatch_queue.settle(
+            tx, org_id=machine.org_id, orchestrator_id=me, session_id=id_, attempt=body.attempt
+        )
+        if settled is None:
+            _require_over(tx, machine.org_id, me, id_)
+        else:
+            sessions.close_session(
+                tx,
+                org_id=machine.org_id,
+                session_id=id_,
+                result=_result(body, settled),
+                orchestrator_id=me,
+                queue_id=settled.queue_id,
+                attempt=settled.attempt,
+            )
+    return Response(200, {"status": "completed", "linearSynced": False})
+
+
+def _result(body: CompleteRequest, settled: dispatch_queue.Settled) -> sessions.Result:
+    """A machine that was asked to stop and did not finish has stopped; one that finished all the same has finished."""
+    failure = "cancelled" if settled.cancel_requested else "error"
+    return sessions.Result(
+        status="complete" if body.success else failure,  # type: ignore[arg-type]  # mypy widens the conditional's literals
+        pr_url=body.prUrl,
+        summary=body.summary,
+        tokens_used=body.tokensUsed,
+        cost_usd=None if body.costUsd is None else Decimal(str(body.costUsd)),
+        error_message=None if body.success else (body.errorMessage or "the machine reported a failure without a reason"),
+    )
+
+
+def session(app: App, request: Request, session_id: str) -> Response:
+    """`GET /api/sessions/:id`"""
+    id_ = parse_id(session_id, "session")
+    with transaction(app.engine, CLAIM) as tx:
+        machine = orchestrators.authenticate(tx, bearer_token(request))
+        me = machine.registered()
+        found = sessions.session_of_machine(tx, org_id=machine.org_id, session_id=id_, orchestrator_id=me)
+        if found is None:
+            raise NotFound(f"no session {session_id}")
+        events = sessions.timeline(tx, org_id=machine.org_id, session_id=id_)
+    return Response(200, {"session": _session_view(found), "events": [_event_view(event) for event in events]})
+
+
+def _session_view(found: sessions.Session) -> dict[str, Any]:
+    view = {
+        "id": str(found.id),
+        "orgId": str(found.org_id),
+        "workspaceId": str(found.workspace_id),
+        "orchestratorId": None if found.orchestrator_id is None else str(found.orchestrator_id),
+        "linearIssueId": found.linear_issue_id,
+        "linearIdentifier": found.linear_identifier,
+        "agentSessionId": found.linear_agent_session_id,
+        "teamId": found.team_id,
+        "title": found.title,
+        "url": found.url,
+        "repo": found.repo,
+        "status": found.status,
+        "progressPercent": found.progress_percent,
+        "prUrl": found.pr_url,
+        "summary": found.summary,
+        "tokensUsed": found.tokens_used,
+        "costUsd": None if found.cost_usd is None else float(found.cost_usd),
+        "errorCode": found.error_code,
+        "errorMessage": found.error_message,
+        "createdAt": timestamp(found.created_at),
+        "updatedAt": timestamp(found.updated_at),
+        "startedAt": None if found.started_at is None else timestamp(found.started_at),
+        "endedAt": None if found.ended_at is None else timestamp(found.ended_at),
+    }
+    return {name: value for name, value in view.items() if value is not None}
+
+
+def _event_view(event: sessions.Event) -> dict[str, Any]:
+    view = {
+        "type": event.type,
+        "orchestratorId": None if event.orchestrator_id is None else str(event.orchestrator_id),
+        "queueId": None if event.queue_id is None else str(event.queue_id),
+        "attempt": event.attempt,
+        # A dead letter keeps the whole message; the machine has had it.
+        "data": None if event.data is None else {k: v for k, v in event.data.items() if k != "payload"},
+        "createdAt": timestamp(event.created_at),
+    }
+    return {name: value for name, value in view.items() if value is not None}
+
+
+ROUTES = [
+    Route("POST", "/api/orchestrators/register", register),
+    Route("POST", "/api/orchestrators/token", realtime_token),
+    Route("POST", "/api/orchestrators/{orchestrator_id}/heartbeat", heartbeat),
+    Route("GET", "/api/dispatch/poll", poll),
+    Route("POST", "/api/dispatch/claim", claim_many),
+    Route("POST", "/api/dispatch/{queue_id}/claim", claim),
+    Route("POST", "/api/dispatch/{queue_id}/renew", renew),
+    Route("POST", "/api/dispatch/{queue_id}/release", release),
+    Route("POST", "/api/sessions/{session_id}/status", status),
+    Route("POST", "/api/sessions/{session_id}/complete", complete),
+    Route("GET", "/api/sessions/{session_id}", session),
+]

@@ -1,0 +1,94 @@
+"""Dead letters: work that was given up, kept with its payload and its error so that it can be sent again."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any, NamedTuple
+from uuid import UUID
+
+from shared.db import Tx, sql
+from shared.dispatch_queue import enqueue_dispatch
+from shared.errors import Conflict, NotFound
+from shared.orchestrators import route
+from shared.sessions import record_event, reopen
+
+
+class DeadLetter(NamedTuple):
+    """A session that ended in error with its message kept. `attempts` is how often it had been claimed."""
+
+    session_id: UUID
+    linear_identifier: str
+    title: str
+    repo: str | None
+    attempts: int | None
+    reason: str
+    error: str | None
+    died_at: datetime
+
+
+# The session is still in error, so the letter has not been redriven: reading newest first stops after `limit` rows.
+LISTED = sql("""
+    select s.id, s.linear_identifier, s.title, s.repo, e.attempt, e.data ->> 'reason', e.data ->> 'error', e.created_at
+      from session_events e
+      join dispatch_sessions s on s.org_id = e.org_id and s.id = e.session_id
+     where e.org_id = :org_id and e.type = 'dead_lettered' and s.status = 'error'
+       and e.id = (select max(last.id) from session_events last
+                    where last.org_id = e.org_id and last.session_id = e.session_id and last.type = 'dead_lettered')
+     order by e.id desc
+     limit :limit
+""")
+
+
+def dead_letters(tx: Tx, *, org_id: UUID, limit: int = 100) -> list[DeadLetter]:
+    """What was given up and not sent again, newest first."""
+    return [DeadLetter(*row) for row in tx.all(LISTED, org_id=org_id, limit=limit)]
+
+
+def bury_undeliverable(tx: Tx, *, org_id: UUID, session_id: UUID, reason: str, error: str, payload: dict[str, Any]) -> None:
+    """Keeps the message of a session that ended before it had a row, e.g. because no machine serves its repository."""
+    data = {"reason": reason, "error": error, "payload": payload}
+    record_event(tx, org_id=org_id, session_id=session_id, type="dead_lettered", data=data)
+
+
+LAST = sql("""
+    select s.repo, s.status, e.data -> 'payload' as payload
+      from dispatch_sessions s
+      left join lateral (
+        select data from session_events
+         where org_id = s.org_id and session_id = s.id and type = 'dead_lettered'
+         order by id desc limit 1) e on true
+     where s.org_id = :org_id and s.id = :session_id
+       for update of s
+""")
+
+
+def redrive(tx: Tx, *, org_id: UUID, session_id: UUID, offline_after: int, repo: str | None = None) -> UUID:
+    """Sends a dead letter again: the session is open once more, with a new row that starts at attempt 1.
+
+    Args:
+        repo: names the repository where routing had found none.
+
+    Returns the id of the new row.
+    Raises NotFound (no such session), Conflict (not a dead letter; its issue has another open session; no machine serves its repository).
+    """
+    row = tx.first(LAST, org_id=org_id, session_id=session_id)
+    if row is None:
+        raise NotFound(f"no session {session_id}")
+    if row.status != "error" or row.payload is None:
+        raise Conflict(f"session {session_id} is no dead letter: its status is {row.status}")
+    repo = repo or row.repo
+    if repo is None:
+        raise Conflict(f"session {session_id} has no repository: name one")
+    orchestrator_id = route(tx, org_id=org_id, repo=repo, offline_after=offline_after)
+    if orchestrator_id is None:
+        raise Conflict(f"no machine serves {repo}: register one, or add a route")
+    if not reopen(tx, org_id=org_id, session_id=session_id, orchestrator_id=orchestrator_id, repo=repo):
+        raise Conflict(f"the issue of session {session_id} has another open session")
+    message = {**row.payload, "repo": repo}
+    queue_id = enqueue_dispatch(
+        tx, org_id=org_id, orchestrator_id=orchestrator_id, session_id=session_id, message=message
+    )
+    record_event(
+        tx, org_id=org_id, session_id=session_id, type="redriven", orchestrator_id=orchestrator_id, queue_id=queue_id, data={}
+    )
+    return queue_id

@@ -1,0 +1,411 @@
+"""Sessions: one attempt to get one Linear issue done, and its append-only history.
+
+`open_session` and `close_session` are the two ends; what happens to the queue row in between mirrors itself into the session in the
+statements of `dispatch_queue`, so that the two cannot disagree.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from datetime import datetime
+from decimal import Decimal
+from typing import Any, Literal, NamedTuple
+from uuid import UUID
+
+from shared.db import Tx, sql
+from shared.ids import new_id
+
+
+@dataclass(frozen=True, slots=True)
+class NewSession:
+    """What is known when work starts. `repo` and `orchestrator_id` are None when it could not be routed."""
+
+    org_id: UUID
+    workspace_id: UUID
+    linear_issue_id: str
+    linear_identifier: str
+    team_id: str
+    title: str
+    url: str | None = None
+    linear_agent_session_id: str | None = None
+    repo: str | None = None
+    orchestrator_id: UUID | None = None
+    traceparent: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """Why a session is over before it began, e.g. `Ended("error", "no_orchestrator", "no machine serves acme/api")`."""
+
+    status: Literal["error", "cancelled"]
+    error_code: str | None
+    message: str
+
+
+OPEN = sql("""
+    with opened as (
+      insert into dispatch_sessions (org_id, id, workspace_id, orchestrator_id, linear_issue_id, linear_identifier,
+                                     linear_agent_session_id, team_id, title, url, repo, traceparent,
+                                     status, error_code, error_message, ended_at)
+      values (:org_id, :session_id, :workspace_id, :orchestrator_id, :linear_issue_id, :linear_identifier,
+              :linear_agent_session_id, :team_id, :title, :url, :repo, :traceparent,
+              :status, :error_code, :error_message, case when cast(:ended as boolean) then now() end)
+      on conflict (org_id, workspace_id, linear_issue_id) where ended_at is null do nothing
+      returning id
+    )
+    insert into session_events (org_id, session_id, type, orchestrator_id, data)
+    select :org_id, id, 'created', cast(:orchestrator_id as uuid), cast(:facts as jsonb) from opened
+    returning session_id
+""")
+
+
+def open_session(tx: Tx, new: NewSession, *, ended: Ended | None = None, facts: dict[str, Any] | None = None) -> UUID | None:
+    """Opens the session of an issue; the caller enqueues it in the same transaction, or the COMMIT is refused.
+
+    Args:
+        ended: given when the work cannot be delivered: the session is recorded as over, and gets no queue row.
+        facts: kept with the `created` event (what started it, who asked).
+
+    Returns the session's id, or None when the issue has an open session already (three webhooks of one delegation, in any order).
+    """
+    row = tx.first(
+        OPEN,
+        org_id=new.org_id,
+        session_id=new_id(),
+        workspace_id=new.workspace_id,
+        orchestrator_id=new.orchestrator_id,
+        linear_issue_id=new.linear_issue_id,
+        linear_identifier=new.linear_identifier,
+        linear_agent_session_id=new.linear_agent_session_id,
+        team_id=new.team_id,
+        title=new.title,
+        url=new.url,
+        repo=new.repo,
+        traceparent=new.traceparent,
+        status="pending" if ended is None else ended.status,
+        error_code=None if ended is None else ended.error_code,
+        error_message=None if ended is None or ended.status == "cancelled" else ended.message,
+        ended=ended is not None,
+        facts=json.dumps(facts or {}),
+    )
+    return None if row is None else row[0]
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """How a session ended, as the machine reports it. `cost_usd` in US dollars."""
+
+    status: Literal["complete", "error", "cancelled"]
+    pr_url: str | None = None
+    summary: str | None = None
+    tokens_used: int | None = None
+    cost_usd: Decimal | None = None
+    error_message: str | None = None
+
+
+CLOSE = sql("""
+    with closed as (
+      update dispatch_sessions
+         set status = :status, ended_at = now(), updated_at = now(),
+             pr_url = coalesce(:pr_url, pr_url), summary = coalesce(:summary, summary),
+             tokens_used = coalesce(cast(:tokens_used as bigint), tokens_used),
+             cost_usd = coalesce(cast(:cost_usd as numeric), cost_usd),
+             error_code = case when :status = 'error' then 'failed' end, error_message = :error_message,
+             progress_percent = case when :status = 'complete' then 100 else progress_percent end
+       where org_id = :org_id and id = :session_id and ended_at is null
+      returning id, pr_url
+    )
+    insert into session_events (org_id, session_id, type, orchestrator_id, queue_id, attempt, data)
+    select :org_id, id, :status, cast(:orchestrator_id as uuid), cast(:queue_id as uuid), cast(:attempt as integer),
+           jsonb_strip_nulls(jsonb_build_object('prUrl', pr_url, 'error', cast(:error_message as text)))
+      from closed
+    returning session_id
+""")
+
+
+def close_session(
+    tx: Tx, *, org_id: UUID, session_id: UUID, result: Result, orchestrator_id: UUID, queue_id: UUID, attempt: int
+) -> bool:
+    """Ends a session whose row the caller has settled in the same transaction. False when it had ended before: nothing changes."""
+    row = tx.first(
+        CLOSE,
+        org_id=org_id,
+        session_id=session_id,
+        status=result.status,
+        pr_url=result.pr_url,
+        summary=result.summary,
+        tokens_used=result.tokens_used,
+        cost_usd=result.cost_usd,
+        error_message=result.error_message,
+        orchestrator_id=orchestrator_id,
+        queue_id=queue_id,
+        attempt=attempt,
+    )
+    return row is not None
+
+
+# A report of `error` is not the end while the row exists: the original client reports it and then releases, and the release decides.
+REPORT = sql("""
+    with reported as (
+      update dispatch_sessions
+         set status = 'running', progress_percent = coalesce(cast(:progress as integer), progress_percent), updated_at = now()
+       where org_id = :org_id and id = :session_id and ended_at is null
+      returning id
+    )
+    insert into session_events (org_id, session_id, type, orchestrator_id, queue_id, attempt, data)
+    select :org_id, id, :type, cast(:orchestrator_id as uuid), cast(:queue_id as uuid), cast(:attempt as integer),
+           jsonb_strip_nulls(jsonb_build_object('status', cast(:status as text), 'progressPercent', cast(:progress as integer),
+                                                'message', cast(:message as text)))
+      from reported
+    returning session_id
+""")
+
+
+def report(
+    tx: Tx,
+    *,
+    org_id: UUID,
+    session_id: UUID,
+    orchestrator_id: UUID,
+    queue_id: UUID,
+    attempt: int,
+    status: str,
+    progress_percent: int | None,
+    message: str | None,
+) -> bool:
+    """Notes what the machine says of a claim that it holds. False when the session is over: nothing changes."""
+    row = tx.first(
+        REPORT,
+        org_id=org_id,
+        session_id=session_id,
+        type={"error": "error", "dispatched": "dispatched"}.get(status, "progress"),
+        orchestrator_id=orchestrator_id,
+        queue_id=queue_id,
+        attempt=attempt,
+        status=status,
+        progress=progress_percent,
+        message=message,
+    )
+    return row is not None
+
+
+# Reopening waits for whoever is ending or reopening the session now, and then looks again: two prompts make one new row.
+REOPEN = sql("""
+    update dispatch_sessions
+       set status = 'pending', ended_at = null, error_code = null, error_message = null, progress_percent = null,
+           orchestrator_id = :orchestrator_id, repo = :repo, updated_at = now()
+     where org_id = :org_id and id = :session_id and ended_at is not null
+       and not exists (select from dispatch_sessions other
+                        where other.org_id = dispatch_sessions.org_id and other.workspace_id = dispatch_sessions.workspace_id
+                          and other.linear_issue_id = dispatch_sessions.linear_issue_id and other.ended_at is null)
+    returning id
+""")
+
+
+def reopen(tx: Tx, *, org_id: UUID, session_id: UUID, orchestrator_id: UUID, repo: str) -> bool:
+    """Makes an ended session deliverable again; the caller enqueues it in the same transaction. False: it, or another of its issue, is open.
+
+    Raises IntegrityError when another session of the issue is opened at this very moment.
+    """
+    row = tx.first(REOPEN, org_id=org_id, session_id=session_id, orchestrator_id=orchestrator_id, repo=repo)
+    return row is not None
+
+
+RECORD = sql("""
+    insert into session_events (org_id, session_id, type, orchestrator_id, queue_id, attempt, data)
+    values (:org_id, :session_id, :type, :orchestrator_id, :queue_id, :attempt, cast(:data as jsonb))
+    on conflict do nothing
+    returning id
+""")
+
+
+def record_event(
+    tx: Tx,
+    *,
+    org_id: UUID,
+    session_id: UUID,
+    type: str,  # noqa: A002 - the column's name
+    data: dict[str, Any],
+    orchestrator_id: UUID | None = None,
+    queue_id: UUID | None = None,
+    attempt: int | None = None,
+) -> bool:
+    """Appends to the history. False when it says the same already (a prompt's activity that was delivered before)."""
+    row = tx.first(
+        RECORD,
+        org_id=org_id,
+        session_id=session_id,
+        type=type,
+        orchestrator_id=orchestrator_id,
+        queue_id=queue_id,
+        attempt=attempt,
+        data=json.dumps(data),
+    )
+    return row is not None
+
+
+# -- reading ------------------------------------------------------------------------------------------------------------
+
+
+class Session(NamedTuple):
+    """A row of `dispatch_sessions`."""
+
+    id: UUID
+    org_id: UUID
+    workspace_id: UUID
+    orchestrator_id: UUID | None
+    linear_issue_id: str
+    linear_identifier: str
+    linear_agent_session_id: str | None
+    team_id: str
+    title: str
+    url: str | None
+    repo: str | None
+    status: str
+    progress_percent: int | None
+    pr_url: str | None
+    summary: str | None
+    tokens_used: int | None
+    cost_usd: Decimal | None
+    error_code: str | None
+    error_message: str | None
+    created_at: datetime
+    updated_at: datetime
+    started_at: datetime | None
+    ended_at: datetime | None
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing of it is to be delivered any more."""
+        return self.ended_at is not None
+
+
+_COLUMNS = ", ".join(f"s.{name}" for name in Session._fields)
+
+GET = sql(f"select {_COLUMNS} from dispatch_sessions s where s.org_id = :org_id and s.id = :session_id")
+
+
+def get_session(tx: Tx, *, org_id: UUID, session_id: UUID) -> Session | None:
+    """One session of the organization."""
+    row = tx.first(GET, org_id=org_id, session_id=session_id)
+    return None if row is None else Session(*row)
+
+
+# A machine sees what is meant for it and what it has ever claimed; everything else does not exist for it.
+OF_MACHINE = sql(f"""
+    select {_COLUMNS} from dispatch_sessions s
+     where s.org_id = :org_id and s.id = :session_id
+       and (s.orchestrator_id = :orchestrator_id
+            or exists (select from session_events e where e.org_id = s.org_id and e.session_id = s.id and e.type = 'claimed'
+                          and e.orchestrator_id = :orchestrator_id))
+""")
+
+
+def session_of_machine(tx: Tx, *, org_id: UUID, session_id: UUID, orchestrator_id: UUID) -> Session | None:
+    """The session, if this machine has or had to do with it."""
+    row = tx.first(OF_MACHINE, org_id=org_id, session_id=session_id, orchestrator_id=orchestrator_id)
+    return None if row is None else Session(*row)
+
+
+LATEST_OF_ISSUE = sql(f"""
+    select {_COLUMNS} from dispatch_sessions s
+     where s.org_id = :org_id and s.workspace_id = :workspace_id and s.linear_issue_id = :linear_issue_id
+     order by s.created_at desc, s.id desc
+     limit 1
+""")
+
+
+def latest_of_issue(tx: Tx, *, org_id: UUID, workspace_id: UUID, linear_issue_id: str) -> Session | None:
+    """The open session of an issue, or else its last one."""
+    row = tx.first(LATEST_OF_ISSUE, org_id=org_id, workspace_id=workspace_id, linear_issue_id=linear_issue_id)
+    return None if row is None else Session(*row)
+
+
+OF_AGENT_SESSION = sql(f"""
+    select {_COLUMNS} from dispatch_sessions s
+     where s.org_id = :org_id and s.workspace_id = :workspace_id and s.linear_agent_session_id = :agent_session_id
+     order by s.created_at desc, s.id desc
+     limit 1
+""")
+
+
+def of_agent_session(tx: Tx, *, org_id: UUID, workspace_id: UUID, agent_session_id: str) -> Session | None:
+    """The session that Linear's agent session stands for."""
+    row = tx.first(OF_AGENT_SESSION, org_id=org_id, workspace_id=workspace_id, agent_session_id=agent_session_id)
+    return None if row is None else Session(*row)
+
+
+# Held at all when the row is gone? The index `one_claim_per_attempt` answers by queue id.
+CLAIMED_BEFORE = sql("""
+    select session_id from session_events
+     where org_id = :org_id and queue_id = :queue_id and type = 'claimed' and orchestrator_id = :orchestrator_id
+     limit 1
+""")
+
+
+def session_once_claimed(tx: Tx, *, org_id: UUID, queue_id: UUID, orchestrator_id: UUID) -> UUID | None:
+    """The session of a queue row that this machine has held at some time, whether or not the row still exists."""
+    row = tx.first(CLAIMED_BEFORE, org_id=org_id, queue_id=queue_id, orchestrator_id=orchestrator_id)
+    return None if row is None else row[0]
+
+
+class Event(NamedTuple):
+    """One entry of a session's history."""
+
+    id: int
+    type: str
+    orchestrator_id: UUID | None
+    queue_id: UUID | None
+    attempt: int | None
+    data: dict[str, Any] | None
+    created_at: datetime
+
+
+TIMELINE = sql("""
+    select id, type, orchestrator_id, queue_id, attempt, data, created_at
+      from session_events
+     where org_id = :org_id and session_id = :session_id
+     order by id
+     limit :limit
+""")
+
+
+def timeline(tx: Tx, *, org_id: UUID, session_id: UUID, limit: int = 1000) -> list[Event]:
+    """The history of a session, oldest first."""
+    return [Event(*row) for row in tx.all(TIMELINE, org_id=org_id, session_id=session_id, limit=limit)]
+
+
+# -- what Linear changes under us ---------------------------------------------------------------------------------------
+
+IDENTIFY = sql("""
+    update dispatch_sessions
+       set linear_agent_session_id = coalesce(:agent_session_id, linear_agent_session_id),
+           linear_identifier = coalesce(:identifier, linear_identifier), url = coalesce(:url, url),
+           team_id = coalesce(:team_id, team_id), title = coalesce(:title, title), updated_at = now()
+     where org_id = :org_id and id = :session_id
+""")
+
+
+def identify(
+    tx: Tx,
+    *,
+    org_id: UUID,
+    session_id: UUID,
+    agent_session_id: str | None = None,
+    identifier: str | None = None,
+    url: str | None = None,
+    team_id: str | None = None,
+    title: str | None = None,
+) -> None:
+    """Notes what Linear calls the session now: its agent session, or the issue's names after a move to another team."""
+    tx.run(
+        IDENTIFY,
+        org_id=org_id,
+        session_id=session_id,
+        agent_session_id=agent_session_id,
+        identifier=identifier,
+        url=url,
+        team_id=team_id,
+        title=title,
+    )
