@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import datetime
 from typing import Any, NamedTuple
 from uuid import UUID
@@ -26,12 +27,13 @@ class DeadLetter(NamedTuple):
     died_at: datetime
 
 
-# The session is still in error, so the letter has not been redriven: reading newest first stops after `limit` rows.
+# A session that was redriven and then failed at its machine's own word (`failed`) was delivered: its old letter is settled.
+# Reading newest first stops after `limit` rows.
 LISTED = sql("""
     select s.id, s.linear_identifier, s.title, s.repo, e.attempt, e.data ->> 'reason', e.data ->> 'error', e.created_at
       from session_events e
       join dispatch_sessions s on s.org_id = e.org_id and s.id = e.session_id
-     where e.org_id = :org_id and e.type = 'dead_lettered' and s.status = 'error'
+     where e.org_id = :org_id and e.type = 'dead_lettered' and s.status = 'error' and s.error_code <> 'failed'
        and e.id = (select max(last.id) from session_events last
                     where last.org_id = e.org_id and last.session_id = e.session_id and last.type = 'dead_lettered')
      order by e.id desc
@@ -44,14 +46,20 @@ def dead_letters(tx: Tx, *, org_id: UUID, limit: int = 100) -> list[DeadLetter]:
     return [DeadLetter(*row) for row in tx.all(LISTED, org_id=org_id, limit=limit)]
 
 
-def bury_undeliverable(tx: Tx, *, org_id: UUID, session_id: UUID, reason: str, error: str, payload: dict[str, Any]) -> None:
-    """Keeps the message of a session that ended before it had a row, e.g. because no machine serves its repository."""
-    data = {"reason": reason, "error": error, "payload": payload}
+def bury_undeliverable(
+    tx: Tx, *, org_id: UUID, session_id: UUID, reason: str, error: str, payload: dict[str, Any], candidates: Sequence[str]
+) -> None:
+    """Keeps the message of a session that ended before it had a row, e.g. because no machine serves its repository.
+
+    Args:
+        candidates: repositories that could be meant, for the question that the person in Linear is asked.
+    """
+    data = {"reason": reason, "error": error, "payload": payload, "candidates": list(candidates)}
     record_event(tx, org_id=org_id, session_id=session_id, type="dead_lettered", data=data)
 
 
 LAST = sql("""
-    select s.repo, s.status, e.data -> 'payload' as payload
+    select s.repo, s.status, e.data -> 'payload' as payload, s.status = 'error' and s.error_code <> 'failed' as is_dead_letter
       from dispatch_sessions s
       left join lateral (
         select data from session_events
@@ -74,7 +82,7 @@ def redrive(tx: Tx, *, org_id: UUID, session_id: UUID, offline_after: int, repo:
     row = tx.first(LAST, org_id=org_id, session_id=session_id)
     if row is None:
         raise NotFound(f"no session {session_id}")
-    if row.status != "error" or row.payload is None:
+    if row.payload is None or not row.is_dead_letter:
         raise Conflict(f"session {session_id} is no dead letter: its status is {row.status}")
     repo = repo or row.repo
     if repo is None:

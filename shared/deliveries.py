@@ -9,36 +9,59 @@ from shared.db import Tx, sql
 
 # Only the body is signed, so the delivery id alone would let a replay with a new id through, and the content alone would not know a
 # re-sent event whose timestamp was refreshed: either one found means "heard before". A parallel delivery waits here for the first.
+# The lock makes the webhooks about one issue pass one by one (each later statement sees what the one before has committed), so that a stop
+# and a start, or the three webhooks of one delegation, cannot slip past each other. It ends with the transaction.
 REMEMBER = sql("""
+    with alone as materialized (
+      select pg_advisory_xact_lock(hashtextextended(cast(:org_id as text) || :subject, 0))
+    )
     insert into webhook_deliveries (org_id, workspace_id, content_key, delivery_id, event, outcome)
-    values (:org_id, :workspace_id, :content_key, :delivery_id, :event, 'received')
+    select :org_id, :workspace_id, :content_key, :delivery_id, :event, :outcome from alone
     on conflict do nothing
     returning content_key
 """)
 
 
-def remember(tx: Tx, *, org_id: UUID, workspace_id: UUID, content_key: str, delivery_id: str | None, event: str) -> bool:
+def remember(
+    tx: Tx,
+    *,
+    org_id: UUID,
+    workspace_id: UUID,
+    content_key: str,
+    delivery_id: str | None,
+    event: str,
+    subject: str,
+    outcome: str,
+) -> bool:
     """Takes a delivery, in the transaction that acts on it; False when it was taken before.
 
     Args:
         content_key: SHA-256 (hex) of the signed bytes.
         delivery_id: the header's value; None when absent or empty.
+        subject: what the event is about (Linear's issue id): others about the same wait until this transaction has ended.
+        outcome: what will come of it, as far as is known by now; `conclude` corrects it.
     """
     row = tx.first(
-        REMEMBER, org_id=org_id, workspace_id=workspace_id, content_key=content_key, delivery_id=delivery_id, event=event
+        REMEMBER,
+        org_id=org_id,
+        workspace_id=workspace_id,
+        content_key=content_key,
+        delivery_id=delivery_id,
+        event=event,
+        subject=subject,
+        outcome=outcome,
     )
     return row is not None
 
 
 CONCLUDE = sql("""
-    update webhook_deliveries set outcome = :outcome, session_id = :session_id
-     where org_id = :org_id and content_key = :content_key
+    update webhook_deliveries set outcome = :outcome where org_id = :org_id and content_key = :content_key
 """)
 
 
-def conclude(tx: Tx, *, org_id: UUID, content_key: str, outcome: str, session_id: UUID | None) -> None:
-    """Notes what was decided, for the operator who asks why an event did nothing."""
-    tx.run(CONCLUDE, org_id=org_id, content_key=content_key, outcome=outcome, session_id=session_id)
+def conclude(tx: Tx, *, org_id: UUID, content_key: str, outcome: str) -> None:
+    """Notes what has come of a delivery, for the operator who asks why an event did nothing."""
+    tx.run(CONCLUDE, org_id=org_id, content_key=content_key, outcome=outcome)
 
 
 BURY = sql("""
@@ -59,40 +82,25 @@ def bury(tx: Tx, *, org_id: UUID, workspace_id: UUID, subject: str, stopped_at: 
     tx.run(BURY, org_id=org_id, workspace_id=workspace_id, subject=subject, stopped_at=stopped_at)
 
 
-# An agent session that was stopped stays stopped: its id is never used for another delegation. An issue may be delegated again later.
-BURIED = sql("""
-    select exists (select from stop_tombstones
-                    where org_id = :org_id and workspace_id = :workspace_id
-                      and (subject = :agent_session_id or (subject = :issue_id and stopped_at >= :started_at)))
-""")
-
-
-def is_buried(
-    tx: Tx, *, org_id: UUID, workspace_id: UUID, issue_id: str, agent_session_id: str | None, started_at: datetime
-) -> bool:
-    """Whether a stop has come before this start."""
-    row = tx.first(
-        BURIED,
-        org_id=org_id,
-        workspace_id=workspace_id,
-        issue_id=issue_id,
-        agent_session_id=agent_session_id or "",
-        started_at=started_at,
-    )
-    return bool(row and row[0])
-
-
+# MATERIALIZED: evaluated again inside a join, the LIMIT would no longer bound the batch.
 PURGE_DELIVERIES = sql("""
-    delete from webhook_deliveries
-     where (org_id, content_key) in (
-       select org_id, content_key from webhook_deliveries
-        where received_at < now() - make_interval(hours => :hours) order by received_at limit :limit for update skip locked)
+    with old as materialized (
+      select org_id, content_key from webhook_deliveries
+       where received_at < now() - make_interval(hours => :hours)
+       order by received_at
+       limit :limit
+         for update skip locked)
+    delete from webhook_deliveries d using old where d.org_id = old.org_id and d.content_key = old.content_key
 """)
 PURGE_TOMBSTONES = sql("""
-    delete from stop_tombstones
-     where (org_id, workspace_id, subject) in (
-       select org_id, workspace_id, subject from stop_tombstones
-        where received_at < now() - make_interval(hours => :hours) order by received_at limit :limit for update skip locked)
+    with old as materialized (
+      select org_id, workspace_id, subject from stop_tombstones
+       where received_at < now() - make_interval(hours => :hours)
+       order by received_at
+       limit :limit
+         for update skip locked)
+    delete from stop_tombstones t using old
+     where t.org_id = old.org_id and t.workspace_id = old.workspace_id and t.subject = old.subject
 """)
 
 

@@ -93,7 +93,8 @@ UPSERT = sql("""
     returning id
 """)
 BIND_TOKEN = sql("""
-    update orchestrator_tokens set orchestrator_id = :orchestrator_id where org_id = :org_id and id = :token_id
+    update orchestrator_tokens set orchestrator_id = :orchestrator_id
+     where org_id = :org_id and id = :token_id and orchestrator_id is distinct from :orchestrator_id
 """)
 # Sorted insert, and only what differs is touched: two registrations at once cannot deadlock on each other's routes.
 REPLACE_ROUTES = sql("""
@@ -145,7 +146,7 @@ def heartbeat(tx: Tx, *, org_id: UUID, orchestrator_id: UUID, active_jobs: int |
 
 # Online before offline, then the least loaded. An offline machine may still be chosen: a closed lid is the normal case, the row waits,
 # and the sweep hands it on if the machine stays away. Load is counted to 65 a machine: more than any limit.
-ROUTE = sql("""
+CHOOSE_MACHINE = """
     select o.id
       from repo_routes r
       join orchestrators o on o.org_id = r.org_id and o.id = r.orchestrator_id
@@ -156,14 +157,15 @@ ROUTE = sql("""
           union all
           (select from dispatch_queue q where q.org_id = o.org_id and q.orchestrator_id = o.id and q.claimed_at is null limit 65)
         ) counted) busy
-     where r.org_id = :org_id and r.repo = :repo
+     where r.org_id = :org_id and r.repo = {repo}
      order by coalesce(seen.online, false) desc,
               o.id is not distinct from cast(:preferred as uuid) desc,
               busy.held::float / o.max_concurrent_jobs,
               o.last_heartbeat_at desc nulls last,
               o.id
      limit 1
-""")
+"""
+ROUTE = sql(CHOOSE_MACHINE.format(repo=":repo"))
 
 
 def route(tx: Tx, *, org_id: UUID, repo: str, offline_after: int, preferred: UUID | None = None) -> UUID | None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from datetime import datetime
 from typing import NamedTuple
 from uuid import UUID
 
 from shared.db import Tx, sql
+from shared.linear_issue import Issue
+from shared.orchestrators import CHOOSE_MACHINE
 
 
 class Workspace(NamedTuple):
@@ -34,38 +36,47 @@ def workspaces_of(tx: Tx, *, linear_organization_id: str) -> list[Workspace]:
     return [Workspace(*row) for row in tx.all(WORKSPACES_OF, linear_organization_id=linear_organization_id)]
 
 
-class Label(NamedTuple):
-    """A label of an issue; the id is None where Linear gives only names."""
-
-    id: str | None
-    name: str
-
-
 class Routed(NamedTuple):
-    """Where an issue belongs. `repo` is None when nothing matches, or when labels or projects name different repositories;
-    then `candidates` are those that could be meant, to be asked rather than guessed."""
+    """Where an issue belongs.
+
+    `repo` is None when nothing matches or when labels name different repositories; `candidates` are then those that could be meant: to
+    be asked, never guessed. `orchestrator_id` is None when no machine serves the repo. `stopped`: a stop came before this start.
+    """
 
     repo: str | None
     candidates: list[str]
     auto_dispatch: bool
+    orchestrator_id: UUID | None
+    stopped: bool
 
 
-# All the routes that could match, in one statement; the first kind that matches wins (1 label, 2 project, 3 team default).
-ROUTES = sql("""
-    select 0 as kind, null as repo, auto_dispatch, null as matched from team_routes
-     where org_id = :org_id and workspace_id = :workspace_id and team_id = :team_id
-    union all
-    select 1, repo, null, label from label_routes
-     where org_id = :org_id and workspace_id = :workspace_id
-       and ((team_id = '' and label = any (cast(:label_ids as text[])))
-            or (team_id = :team_id and lower(label) = any (cast(:label_names as text[]))))
-    union all
-    select 2, repo, null, project from project_routes
-     where org_id = :org_id and workspace_id = :workspace_id and project = any (cast(:projects as text[]))
-    union all
-    select 3, default_repo, null, null from team_routes
-     where org_id = :org_id and workspace_id = :workspace_id and team_id = :team_id and default_repo is not null
-     order by kind, repo
+# Everything that a start needs to know, in one round trip: the webhook has to answer soon.
+# An agent session that was stopped stays stopped, its id stands for one delegation. An issue may be delegated again later.
+ROUTE_ISSUE = sql(f"""
+    with matches as (
+      select 0 as kind, cast(:directive as text) as repo where cast(:directive as text) is not null
+      union
+      select 1, repo from label_routes
+       where org_id = :org_id and workspace_id = :workspace_id
+         and ((team_id = '' and label = any (cast(:label_ids as text[])))
+              or (team_id = :team_id and lower(label) = any (cast(:label_names as text[]))))
+      union
+      select 2, repo from project_routes
+       where org_id = :org_id and workspace_id = :workspace_id and project = any (cast(:projects as text[]))
+      union
+      select 3, default_repo from team_routes
+       where org_id = :org_id and workspace_id = :workspace_id and team_id = :team_id and default_repo is not null
+    ), first_match as (
+      select coalesce(array_agg(repo order by repo), '{{}}') as repos from matches where kind = (select min(kind) from matches)
+    )
+    select f.repos,
+           coalesce((select auto_dispatch from team_routes
+                      where org_id = :org_id and workspace_id = :workspace_id and team_id = :team_id), true),
+           case when cardinality(f.repos) = 1 then ({CHOOSE_MACHINE.format(repo="f.repos[1]")}) end,
+           exists (select from stop_tombstones
+                    where org_id = :org_id and workspace_id = :workspace_id
+                      and (subject = :agent_session_id or (subject = :issue_id and stopped_at >= :requested_at)))
+      from first_match f
 """)
 
 
@@ -74,38 +85,41 @@ def route_issue(
     *,
     org_id: UUID,
     workspace_id: UUID,
-    team_id: str,
+    issue: Issue,
     directive: str | None,
-    labels: Sequence[Label],
-    projects: Sequence[str],
+    agent_session_id: str | None,
+    requested_at: datetime,
+    offline_after: int,
+    preferred: UUID | None = None,
 ) -> Routed:
-    """The repository that an issue is about.
+    """The repository that an issue is about, and the machine that the work goes to.
 
-    First match wins: `[repo=owner/name]` in its text, a label, its project, its team's default. The team's switch gates all of them.
+    First match wins: `[repo=owner/name]` in its text, a label (by id, or by name within the team), its project, its team's default. The
+    team's auto-dispatch switch gates all of them.
 
     Args:
         directive: what `[repo=…]` names, if the text has one.
-        projects: the project's id and name, whichever are known.
+        requested_at: the event's own time.
     """
-    rows = tx.all(
-        ROUTES,
+    row = tx.first(
+        ROUTE_ISSUE,
         org_id=org_id,
         workspace_id=workspace_id,
-        team_id=team_id,
-        label_ids=[label.id for label in labels if label.id is not None],
-        label_names=[label.name.lower() for label in labels],
-        projects=list(projects),
+        team_id=issue.team_id,
+        directive=directive,
+        label_ids=[label.id for label in issue.labels if label.id is not None],
+        label_names=[label.name.lower() for label in issue.labels if label.name],
+        projects=list(issue.projects),
+        agent_session_id=agent_session_id or "",
+        issue_id=issue.id,
+        requested_at=requested_at,
+        offline_after=offline_after,
+        preferred=preferred,
     )
-    auto_dispatch = all(row.auto_dispatch for row in rows if row.kind == 0)
-    if directive is not None:
-        return Routed(directive, [], auto_dispatch)
-    for kind in (1, 2, 3):
-        repos = sorted({row.repo for row in rows if row.kind == kind})
-        if len(repos) == 1:
-            return Routed(repos[0], [], auto_dispatch)
-        if repos:
-            return Routed(None, repos, auto_dispatch)
-    return Routed(None, [], auto_dispatch)
+    assert row is not None
+    repos, auto_dispatch, orchestrator_id, stopped = row
+    repo = repos[0] if len(repos) == 1 else None
+    return Routed(repo, list(repos), auto_dispatch, orchestrator_id, stopped)
 
 
 REPOS_SERVED = sql("select distinct repo from repo_routes where org_id = :org_id order by repo limit 25")

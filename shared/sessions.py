@@ -32,6 +32,7 @@ class NewSession:
     repo: str | None = None
     orchestrator_id: UUID | None = None
     traceparent: str | None = None
+    requested_at: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,14 +44,21 @@ class Ended:
     message: str
 
 
+# A start that was asked for before the issue's last session ended is an echo of that session (one delegation sends up to three webhooks,
+# hours apart if they are retried). The unique index catches two starts at the same moment.
 OPEN = sql("""
     with opened as (
       insert into dispatch_sessions (org_id, id, workspace_id, orchestrator_id, linear_issue_id, linear_identifier,
-                                     linear_agent_session_id, team_id, title, url, repo, traceparent,
+                                     linear_agent_session_id, team_id, title, url, repo, traceparent, requested_at,
                                      status, error_code, error_message, ended_at)
-      values (:org_id, :session_id, :workspace_id, :orchestrator_id, :linear_issue_id, :linear_identifier,
-              :linear_agent_session_id, :team_id, :title, :url, :repo, :traceparent,
-              :status, :error_code, :error_message, case when cast(:ended as boolean) then now() end)
+      select :org_id, :session_id, :workspace_id, :orchestrator_id, :linear_issue_id, :linear_identifier,
+             :linear_agent_session_id, :team_id, :title, :url, :repo, :traceparent, asked.at,
+             :status, :error_code, :error_message, case when cast(:ended as boolean) then now() end
+        from (select coalesce(cast(:requested_at as timestamptz), now()) as at) asked
+       where not exists (select from dispatch_sessions known
+                          where known.org_id = :org_id and known.workspace_id = :workspace_id
+                            and known.linear_issue_id = :linear_issue_id
+                            and (known.ended_at is null or known.ended_at >= asked.at))
       on conflict (org_id, workspace_id, linear_issue_id) where ended_at is null do nothing
       returning id
     )
@@ -60,14 +68,16 @@ OPEN = sql("""
 """)
 
 
-def open_session(tx: Tx, new: NewSession, *, ended: Ended | None = None, facts: dict[str, Any] | None = None) -> UUID | None:
+def open_session(
+    tx: Tx, new: NewSession, *, ended: Ended | None = None, facts: dict[str, Any] | None = None
+) -> UUID | None:
     """Opens the session of an issue; the caller enqueues it in the same transaction, or the COMMIT is refused.
 
     Args:
         ended: given when the work cannot be delivered: the session is recorded as over, and gets no queue row.
         facts: kept with the `created` event (what started it, who asked).
 
-    Returns the session's id, or None when the issue has an open session already (three webhooks of one delegation, in any order).
+    Returns the session's id, or None when the issue has an open session already, or its last one ended after this was asked for.
     """
     row = tx.first(
         OPEN,
@@ -83,6 +93,7 @@ def open_session(tx: Tx, new: NewSession, *, ended: Ended | None = None, facts: 
         url=new.url,
         repo=new.repo,
         traceparent=new.traceparent,
+        requested_at=new.requested_at,
         status="pending" if ended is None else ended.status,
         error_code=None if ended is None else ended.error_code,
         error_message=None if ended is None or ended.status == "cancelled" else ended.message,
@@ -270,6 +281,7 @@ class Session(NamedTuple):
     cost_usd: Decimal | None
     error_code: str | None
     error_message: str | None
+    requested_at: datetime
     created_at: datetime
     updated_at: datetime
     started_at: datetime | None

@@ -51,7 +51,6 @@ def seed(engine: Engine, settings: Settings, kept: Path) -> Demo:
             if row is not None and row[0]:
                 return demo
         org_id, workspace_id, webhook_secret = new_id(), new_id(), "lin_wh_" + secrets.token_urlsafe(24)
-        ring = KeyRing.of(settings)
         tx.run(ORGANIZATION, org_id=org_id)
         tx.run(
             WORKSPACE,
@@ -59,7 +58,7 @@ def seed(engine: Engine, settings: Settings, kept: Path) -> Demo:
             workspace_id=workspace_id,
             linear=LINEAR_ORGANIZATION,
             app_user=APP_USER,
-            secret=ring.seal(webhook_secret),
+            secret=KeyRing.of(settings).seal(webhook_secret),
         )
         tx.run(TEAM_ROUTE, org_id=org_id, workspace_id=workspace_id, team=TEAM, repo=REPO)
         tokens = {name: orchestrators.mint_token(tx, org_id=org_id, label=name)[1] for name in ("laptop", "desktop")}

@@ -133,6 +133,7 @@ create table dispatch_sessions (
   error_code               text check (error_code in ('failed', 'attempts_exhausted', 'no_route', 'no_orchestrator')),
   error_message            text,
   traceparent              text,
+  requested_at             timestamptz not null default now(), -- when it was asked for, by Linear's clock: an older stop is not meant for it
   created_at               timestamptz not null default now(),
   updated_at               timestamptz not null default now(),
   started_at               timestamptz, -- first claim
@@ -147,7 +148,7 @@ create table dispatch_sessions (
 );
 -- sessions.open_session: one piece of work per issue at a time (three webhooks of one delegation meet here)
 create unique index one_open_session_per_issue on dispatch_sessions (org_id, workspace_id, linear_issue_id) where ended_at is null;
--- sessions.latest_of_issue, sessions list by issue
+-- sessions.latest_of_issue; sessions.open_session: is this start an echo of the last session?
 create index sessions_by_issue on dispatch_sessions (org_id, workspace_id, linear_issue_id, created_at desc);
 -- sessions.of_agent_session: a prompt or a stop names only Linear's agent session
 create index sessions_by_agent_session on dispatch_sessions (org_id, workspace_id, linear_agent_session_id)
@@ -221,8 +222,7 @@ create table webhook_deliveries (
   content_key   text not null,    -- SHA-256 of the signed bytes: the delivery id is a header, and headers are not signed
   delivery_id   text,
   event         text not null,
-  outcome       text not null,    -- what was decided, in one word
-  session_id    uuid,
+  outcome       text not null,    -- what has come of it, for whoever asks why an event did nothing
   received_at   timestamptz not null default now(),
   primary key (org_id, content_key),
   foreign key (org_id, workspace_id) references workspaces (org_id, id) on delete cascade -- only a memory of duplicates
