@@ -25,6 +25,7 @@ SCHEMA_REVISION: Final = "0001"
 
 sql = text
 Statement = TextClause
+AnyRow = Row[*tuple[Any, ...]]
 
 
 class Limits(NamedTuple):
@@ -75,11 +76,11 @@ class Tx:
             raise RuntimeError("this transaction is over: what it would have changed cannot be committed with the rest")
         return self._connection
 
-    def all(self, statement: Statement, /, **binds: Any) -> Sequence[Row[Any]]:
+    def all(self, statement: Statement, /, **binds: Any) -> Sequence[AnyRow]:
         """Runs a statement and returns its rows."""
         return self._open().execute(statement, binds).all()
 
-    def first(self, statement: Statement, /, **binds: Any) -> Row[Any] | None:
+    def first(self, statement: Statement, /, **binds: Any) -> AnyRow | None:
         """Runs a statement and returns its first row, or None: zero rows is an answer, not an error."""
         return self._open().execute(statement, binds).first()
 
