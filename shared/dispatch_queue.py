@@ -55,7 +55,9 @@ ENQUEUE = sql("""
 """)
 
 
-def enqueue_dispatch(tx: Tx, *, org_id: UUID, orchestrator_id: UUID, session_id: UUID, message: dict[str, Any]) -> UUID:
+def enqueue_dispatch(
+    tx: Tx, *, org_id: UUID, orchestrator_id: UUID, session_id: UUID, message: dict[str, Any]
+) -> UUID:
     """Commits the work together with whatever else `tx` commits: the session that it is for.
 
     Args:
@@ -123,7 +125,9 @@ def poll(tx: Tx, *, token: str, limit: int) -> Polled:
         raise Unauthenticated("unknown, expired or revoked token")
     machine = Machine(*rows[0][:6])
     note_use(tx, machine)
-    return Polled(machine, [Work(*row[8:]) for row in rows if row[8] is not None], list(rows[0][6]), rows[0][7])
+    return Polled(
+        machine, [Work(*row[8:]) for row in rows if row[8] is not None], list(rows[0][6]), rows[0][7]
+    )
 
 
 # -- claim --------------------------------------------------------------------------------------------------------------
@@ -160,9 +164,13 @@ CLAIM = sql(f"""
 """)
 
 
-def claim(tx: Tx, *, org_id: UUID, orchestrator_id: UUID, queue_id: UUID, concurrency_limit: int) -> Work | None:
+def claim(
+    tx: Tx, *, org_id: UUID, orchestrator_id: UUID, queue_id: UUID, concurrency_limit: int
+) -> Work | None:
     """Claims one row for the machine that it is meant for; None when it is not to be had (lost race, backoff, machine full)."""
-    row = tx.first(CLAIM, org_id=org_id, orchestrator_id=orchestrator_id, queue_id=queue_id, limit=concurrency_limit)
+    row = tx.first(
+        CLAIM, org_id=org_id, orchestrator_id=orchestrator_id, queue_id=queue_id, limit=concurrency_limit
+    )
     return None if row is None else Work(*row)
 
 
@@ -188,10 +196,16 @@ CLAIM_MANY = sql(f"""
 """)
 
 
-def claim_many(tx: Tx, *, org_id: UUID, orchestrator_id: UUID, limit: int, concurrency_limit: int) -> list[Work]:
+def claim_many(
+    tx: Tx, *, org_id: UUID, orchestrator_id: UUID, limit: int, concurrency_limit: int
+) -> list[Work]:
     """Claims up to `limit` rows of this machine in one statement, oldest first, never more than it has places for."""
     rows = tx.all(
-        CLAIM_MANY, org_id=org_id, orchestrator_id=orchestrator_id, limit=limit, concurrency_limit=concurrency_limit
+        CLAIM_MANY,
+        org_id=org_id,
+        orchestrator_id=orchestrator_id,
+        limit=limit,
+        concurrency_limit=concurrency_limit,
     )
     return [Work(*row) for row in rows]
 
@@ -284,17 +298,17 @@ _GIVE_UP = """
     , released as (
       update dispatch_queue q
          set claimed_at = null, last_error = :error,
-             available_at = now() + make_interval(secs => least(g.attempts * g.attempts * :backoff_base, :backoff_cap) * {jitter})
+             available_at = now() + make_interval(secs => least(power(g.attempts, 2) * :backoff_base, :backoff_cap) * {jitter})
         from given_up g
        where q.org_id = :org_id and q.id = g.id and q.claimed_at is not null
          and g.attempts < :max_attempts and not g.cancelled
-      returning q.id, q.session_id, q.attempts, q.claimed_by, q.available_at
+      returning q.org_id, q.id, q.session_id, q.attempts, q.claimed_by, q.available_at
     ), dropped as (
       delete from dispatch_queue q
        using given_up g
        where q.org_id = :org_id and q.id = g.id and q.claimed_at is not null
          and (g.attempts >= :max_attempts or g.cancelled)
-      returning q.id, q.session_id, q.attempts, q.claimed_by, q.payload, g.cancelled
+      returning q.org_id, q.id, q.session_id, q.attempts, q.claimed_by, q.payload, g.cancelled
     ), told as (
       update dispatch_sessions s
          set status = o.status, error_code = o.error_code, error_message = o.error, ended_at = o.ended_at, updated_at = now()
@@ -306,11 +320,11 @@ _GIVE_UP = """
        where s.org_id = :org_id and s.id = o.session_id and s.ended_at is null
     ), noted as (
       insert into session_events (org_id, session_id, type, orchestrator_id, queue_id, attempt, data)
-      select :org_id, session_id, 'released', claimed_by, id, attempts,
+      select org_id, session_id, 'released', claimed_by, id, attempts,
              jsonb_build_object('error', cast(:error as text), 'availableAt', available_at)
         from released
       union all
-      select :org_id, session_id, case when cancelled then 'cancelled' else 'dead_lettered' end, claimed_by, id, attempts,
+      select org_id, session_id, case when cancelled then 'cancelled' else 'dead_lettered' end, claimed_by, id, attempts,
              jsonb_build_object('error', cast(:error as text))
              || case when cancelled then '{{}}' else jsonb_build_object('reason', 'attempts_exhausted', 'payload', payload) end
         from dropped
@@ -426,37 +440,50 @@ def machines_to_sweep(tx: Tx, *, policy: RetryPolicy) -> list[MachineToSweep]:
 # -- re-route -----------------------------------------------------------------------------------------------------------
 
 # The waiting rows of one machine are dealt to the free places of the others that serve the same repo and are online: the n-th row of
-# a repo gets the n-th place, emptiest machine first. Rows beyond the places stay. `held` is counted to 65 at most: more than any limit.
+# a repo gets the n-th place, emptiest machine first. Rows beyond the places stay; so do those whose place an older row of another repo
+# has taken. Rows that nobody could take are not looked at: as many as the limit would hide those behind them for ever.
+# `held` is counted to 65 at most: more than any machine's limit.
 REROUTE = sql("""
-    with waiting as materialized (
-      select q.id, q.session_id, s.repo, row_number() over (partition by s.repo order by q.available_at, q.id) as place
-        from (select id, session_id, available_at
-                from dispatch_queue
-               where org_id = :org_id and orchestrator_id = :orchestrator_id and claimed_at is null
-                 and (cast(:queue_ids as uuid[]) is null or id = any (cast(:queue_ids as uuid[])))
-               order by available_at, id
-               limit :limit
-                 for update skip locked) q
-        join dispatch_sessions s on s.org_id = :org_id and s.id = q.session_id
-    ), places as (
-      select r.repo, o.id as orchestrator_id,
-             row_number() over (partition by r.repo order by (busy.held + taken)::float / o.max_concurrent_jobs, o.id) as place
-        from repo_routes r
-        join orchestrators o on o.org_id = r.org_id and o.id = r.orchestrator_id
+    with rooms as materialized (
+      select o.id, o.max_concurrent_jobs as size, busy.held
+        from orchestrators o
         cross join lateral (
           select count(*) as held
             from (select from dispatch_queue q where q.org_id = o.org_id and q.orchestrator_id = o.id and q.claimed_at is not null
                   union all
                   (select from dispatch_queue q where q.org_id = o.org_id and q.orchestrator_id = o.id and q.claimed_at is null limit 65)
                  ) counted) busy
-        cross join lateral generate_series(0, o.max_concurrent_jobs - busy.held::integer - 1) taken
-       where r.org_id = :org_id and r.repo in (select repo from waiting) and o.id <> :orchestrator_id
+       where o.org_id = :org_id and o.id <> :orchestrator_id and busy.held < o.max_concurrent_jobs
          and o.last_heartbeat_at > now() - make_interval(secs => :offline_after)
+    ), waiting as materialized (
+      select id, repo, available_at, row_number() over (partition by repo order by available_at, id) as place
+        from (select q.id, q.available_at, s.repo
+                from dispatch_queue q
+                join dispatch_sessions s on s.org_id = q.org_id and s.id = q.session_id
+               where q.org_id = :org_id and q.orchestrator_id = :orchestrator_id and q.claimed_at is null
+                 and (cast(:queue_ids as uuid[]) is null or q.id = any (cast(:queue_ids as uuid[])))
+                 and exists (select from repo_routes r join rooms on rooms.id = r.orchestrator_id
+                              where r.org_id = :org_id and r.repo = s.repo)
+               order by q.available_at, q.id
+               limit :limit
+                 for update of q skip locked) locked
+    ), places as (
+      select r.repo, rooms.id as orchestrator_id, taken,
+             row_number() over (partition by r.repo order by (rooms.held + taken)::float / rooms.size, rooms.id) as place
+        from rooms
+        join repo_routes r on r.org_id = :org_id and r.orchestrator_id = rooms.id
+        cross join lateral generate_series(0, rooms.size - rooms.held::integer - 1) taken
+       where r.repo in (select repo from waiting)
+    ), dealt as (
+      select w.id, p.orchestrator_id,
+             row_number() over (partition by p.orchestrator_id, p.taken order by w.available_at, w.id) as claimant
+        from waiting w join places p using (repo, place)
     ), rerouted as (
       update dispatch_queue q
-         set orchestrator_id = p.orchestrator_id
-        from waiting w join places p using (repo, place)
-       where q.org_id = :org_id and q.id = w.id and q.claimed_at is null and q.orchestrator_id = :orchestrator_id
+         set orchestrator_id = d.orchestrator_id
+        from dealt d
+       where q.org_id = :org_id and q.id = d.id and d.claimant = 1
+         and q.claimed_at is null and q.orchestrator_id = :orchestrator_id
       returning q.id, q.session_id, q.attempts, q.orchestrator_id
     ), told as (
       update dispatch_sessions s
@@ -499,14 +526,16 @@ def reroute(
 
 # -- cancel -------------------------------------------------------------------------------------------------------------
 
-# The row is locked first, and the branches ask the locked version: a claim that commits while this waits turns the cancel into a
-# stop request, and is not missed.
+# The row is locked by a statement of its own: a claim that commits while this waits turns the cancel into a stop request. In one
+# statement it could not, since an UPDATE tests the CHECKs on its snapshot's version of the row, the unclaimed one, before it looks again.
+LOCK_FOR_CANCEL = sql(
+    "select id from dispatch_queue where org_id = :org_id and session_id = :session_id for update"
+)
 CANCEL = sql("""
-    with row as materialized (
+    with row as (
       select id, session_id, attempts, claimed_by, claimed_at is not null as claimed, cancel_requested_at is not null as asked
         from dispatch_queue
        where org_id = :org_id and session_id = :session_id
-         for update
     ), gone as (
       delete from dispatch_queue q using row where q.org_id = :org_id and q.id = row.id and not row.claimed
     ), asked as (
@@ -532,10 +561,37 @@ CANCEL = sql("""
 
 def cancel(tx: Tx, *, org_id: UUID, session_id: UUID, reason: str) -> str | None:
     """Stops the work: `cancelled` when nobody had it, `stop_requested` when a machine has to be told, None when it is over."""
-    row = tx.first(CANCEL, org_id=org_id, session_id=session_id, reason=reason)
-    if row is None:
+    if tx.first(LOCK_FOR_CANCEL, org_id=org_id, session_id=session_id) is None:
         return None
+    row = tx.first(CANCEL, org_id=org_id, session_id=session_id, reason=reason)
+    assert row is not None
     return "stop_requested" if row[0] else "cancelled"
+
+
+# Only while nobody has it: a machine that is at work keeps what it was given.
+REDIRECT = sql("""
+    with redirected as (
+      update dispatch_queue
+         set orchestrator_id = :orchestrator_id, payload = payload || jsonb_build_object('repo', cast(:repo as text))
+       where org_id = :org_id and session_id = :session_id and claimed_at is null
+      returning id, session_id, attempts
+    ), told as (
+      update dispatch_sessions s
+         set orchestrator_id = :orchestrator_id, repo = :repo, updated_at = now()
+        from redirected r
+       where s.org_id = :org_id and s.id = r.session_id
+    )
+    insert into session_events (org_id, session_id, type, orchestrator_id, queue_id, attempt, data)
+    select :org_id, session_id, 'rerouted', cast(:orchestrator_id as uuid), id, attempts, jsonb_build_object('repo', cast(:repo as text))
+      from redirected
+    returning id
+""")
+
+
+def redirect(tx: Tx, *, org_id: UUID, session_id: UUID, orchestrator_id: UUID, repo: str) -> bool:
+    """Points waiting work at another repository and machine. False when a machine has it already, or it is over."""
+    row = tx.first(REDIRECT, org_id=org_id, session_id=session_id, orchestrator_id=orchestrator_id, repo=repo)
+    return row is not None
 
 
 # -- standing -----------------------------------------------------------------------------------------------------------
@@ -582,7 +638,12 @@ class Amended(NamedTuple):
 
 
 def amend(
-    tx: Tx, *, org_id: UUID, session_id: UUID, changes: dict[str, Any] | None = None, prompt: dict[str, Any] | None = None
+    tx: Tx,
+    *,
+    org_id: UUID,
+    session_id: UUID,
+    changes: dict[str, Any] | None = None,
+    prompt: dict[str, Any] | None = None,
 ) -> Amended | None:
     """Changes the message of work that is still to be delivered: fields of the issue, or one more follow-up. None: it is over."""
     row = tx.first(

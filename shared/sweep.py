@@ -57,7 +57,9 @@ def sweep_once(
         machines = dispatch_queue.machines_to_sweep(tx, policy=policy)
     for machine in machines:
         try:
-            _sweep_machine(engine, machine, policy, batch_rows, deadline, report)
+            _sweep_machine(
+                engine, machine, policy=policy, batch_rows=batch_rows, deadline=deadline, report=report
+            )
         except DBAPIError as error:
             if is_connection_failure(error):
                 raise
@@ -77,7 +79,13 @@ def sweep_once(
 
 
 def _sweep_machine(
-    engine: Engine, machine: MachineToSweep, policy: RetryPolicy, batch_rows: int, deadline: float, report: SweepReport
+    engine: Engine,
+    machine: MachineToSweep,
+    *,
+    policy: RetryPolicy,
+    batch_rows: int,
+    deadline: float,
+    report: SweepReport,
 ) -> None:
     org_id, orchestrator_id = machine.org_id, machine.orchestrator_id
     more = machine.has_expired_claims
@@ -88,7 +96,12 @@ def _sweep_machine(
             )
             released = [row.queue_id for row in given_up if row.outcome == "released"]
             moved = released and dispatch_queue.reroute(
-                tx, org_id=org_id, orchestrator_id=orchestrator_id, limit=len(released), policy=policy, queue_ids=released
+                tx,
+                org_id=org_id,
+                orchestrator_id=orchestrator_id,
+                limit=len(released),
+                policy=policy,
+                queue_ids=released,
             )
         report.released += len(released)
         report.rerouted += len(moved)
@@ -102,5 +115,5 @@ def _sweep_machine(
                 tx, org_id=org_id, orchestrator_id=orchestrator_id, limit=batch_rows, policy=policy
             )
         report.rerouted += len(moved)
-        stranded = len(moved) == batch_rows
+        stranded = bool(moved)
     report.finished = report.finished and not (more or stranded)
