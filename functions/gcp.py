@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Final
 if (_root := str(Path(__file__).resolve().parent.parent)) not in sys.path:
     sys.path.insert(0, _root)
 
-import flask  # noqa: E402 - after the path, like all that follow
-from werkzeug.exceptions import ClientDisconnected, RequestEntityTooLarge  # noqa: E402
+import flask
+from werkzeug.exceptions import RequestEntityTooLarge
 
-from functions.app import App, app  # noqa: E402
-from functions.web import Request, Response, error_response  # noqa: E402
-from shared.errors import BodyTooLarge, ConfigurationError, InvalidRequest  # noqa: E402
-from shared.log import log_exception  # noqa: E402
+from functions.app import App, app
+from functions.web import Request, Response, error_response
+from shared.errors import BodyTooLarge, ConfigurationError, InvalidRequest
+from shared.log import log_exception
 
 if TYPE_CHECKING:
     webhook: Callable[[flask.Request], flask.Response]
@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
 MOST_BYTES: Final = 5 * 1024 * 1024 + 64 * 1024
 """More than any route accepts, so that the routes' own limits decide; what is beyond is not read to its end."""
+
+BODY_TOO_LARGE: Final = 413
 
 
 def _webhook(one: App) -> None:
@@ -81,11 +83,15 @@ def _received(request: flask.Request) -> Request:
     try:
         body = request.get_data(cache=False, parse_form_data=False)
     except RequestEntityTooLarge:
+        body = None
+    # A body without an announced length is cut off at the limit, not refused.
+    if body is None or len(body) >= MOST_BYTES:
         raise BodyTooLarge(
-            f"the body is larger than {MOST_BYTES} bytes", field="body", limitBytes=MOST_BYTES
-        ) from None
-    except ClientDisconnected:
-        raise InvalidRequest("the body ended before its announced length", field="body") from None
+            f"the body is larger than {MOST_BYTES - 1} bytes", field="body", limitBytes=MOST_BYTES - 1
+        )
+    # Nor does the server say that the sender hung up: half of a body must not pass for one.
+    if len(body) < (request.content_length or 0):
+        raise InvalidRequest("the body ended before its announced length", field="body")
     return Request(
         method=request.method,
         path=request.path,
@@ -97,4 +103,7 @@ def _received(request: flask.Request) -> Request:
 
 def _sent(response: Response) -> flask.Response:
     body, headers = response.encoded()
-    return flask.Response(body, response.status, headers)
+    if response.status != BODY_TOO_LARGE:
+        return flask.Response(body, response.status, headers)
+    # Before it sends an answer that is not a stream, the framework reads the rest of the request; here there is too much of it.
+    return flask.Response(iter((body,)), response.status, headers)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
+from math import isinf
 from typing import Any, NoReturn
 
 from shared.errors import InvalidRequest
@@ -88,26 +89,28 @@ def _check(root: dict[str, Any]) -> None:
     todo: list[tuple[Any, Path, int]] = [(root, (), 1)]
     while todo:
         value, path, depth = todo.pop()
-        kind = type(value)
-        if kind is str:
-            if _UNSTORABLE.search(value):
-                _refuse(path, "holds U+0000 or half of a surrogate pair")
-        elif kind is int:
-            if not -_MAX_INTEGER <= value < _MAX_INTEGER:
-                _refuse(path, "is an integer of more than 64 bits")
-        elif kind is float:
-            if value - value != 0:  # 1e999 is read as infinity
-                _refuse(path, "is too large a number")
-        elif kind is dict or kind is list:
+        if isinstance(value, dict | list):
             if depth > MAX_DEPTH:
                 raise InvalidRequest(f"the body is nested more than {MAX_DEPTH} levels deep", field="body")
-            if kind is dict:
-                for name, member in value.items():
-                    if _UNSTORABLE.search(name):
-                        _refuse((path, name), "has a name with U+0000 or half of a surrogate pair")
-                    todo.append((member, (path, name), depth + 1))
-            else:
+            if isinstance(value, list):
                 todo.extend((member, (path, index), depth + 1) for index, member in enumerate(value))
+                continue
+            for name, member in value.items():
+                if _UNSTORABLE.search(name):
+                    _refuse((path, name), "has a name with U+0000 or half of a surrogate pair")
+                todo.append((member, (path, name), depth + 1))
+        elif reason := _unstorable(value):
+            _refuse(path, reason)
+
+
+def _unstorable(value: Any) -> str | None:
+    if isinstance(value, str):
+        return "holds U+0000 or half of a surrogate pair" if _UNSTORABLE.search(value) else None
+    if isinstance(value, float):
+        return "is too large a number" if isinf(value) else None  # 1e999 is read as infinity
+    if isinstance(value, int) and not -_MAX_INTEGER <= value < _MAX_INTEGER:
+        return "is an integer of more than 64 bits"
+    return None
 
 
 def _refuse(path: Path, reason: str) -> NoReturn:

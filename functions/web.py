@@ -199,7 +199,7 @@ def dispatch(routes: Sequence[Route], app: App, request: Request) -> Response:
         try:
             route, names = match(routes, request)
             response = route.handler(app, request, **names)
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - the last line of defence: whoever called is owed an answer in the envelope
             response = _failure(app, error)
         log(
             "INFO" if response.status < 500 else "WARNING" if response.status == 503 else "ERROR",

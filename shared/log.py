@@ -59,7 +59,6 @@ FIELDS: Final[dict[str, _Types]] = {
     "reason": _WORD,
     "age_seconds": _NUMBER,
     "signed_but_old": _FLAG,
-    "signed_but_old": _FLAG,
     "size_bytes": _COUNT,
     # a tick of the sweep
     "released": _COUNT,
@@ -161,8 +160,11 @@ def _checked(fields: dict[str, Any]) -> dict[str, Any]:
         if type(value) not in FIELDS[name]:
             raise TypeError(f"the log's field {name!r} does not take a {type(value).__name__}")
         if isinstance(value, str):
-            value = value if _A_WORD.fullmatch(value) and not _CREDENTIAL.search(value) else "(withheld)"
-        checked[name] = str(value) if isinstance(value, UUID) else value
+            checked[name] = (
+                value if _A_WORD.fullmatch(value) and not _CREDENTIAL.search(value) else "(withheld)"
+            )
+        else:
+            checked[name] = str(value) if isinstance(value, UUID) else value
     return checked
 
 

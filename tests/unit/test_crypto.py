@@ -57,7 +57,7 @@ def test_one_changed_byte_is_noticed(part: int) -> None:
     "text", ["", "hunter2", "a.b", "a.b.c.d", "!!.!!.!!", "AAAA.AAAA.AAAA", "ключ.AAAA.AAAA"]
 )
 def test_what_was_never_sealed_is_refused_without_being_shown(text: str) -> None:
-    with pytest.raises(ConfigurationError, match="^a stored secret") as refused:
+    with pytest.raises(ConfigurationError, match=r"^a stored secret") as refused:
         ring(NEW).open(text)
     assert not text or text not in refused.value.message
 

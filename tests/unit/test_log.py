@@ -68,14 +68,27 @@ def test_a_field_takes_its_own_type_only(name: str, value: Any) -> None:
 
 @pytest.mark.parametrize(
     "word",
-    ["dp_orch_" + "a" * 43, "lin_api_abcdef", "lin_wh_abcdef", "eyJhbGciOiJIUzI1NiJ9.e30.x", "Bearer x", "two\nlines", "x" * 129, "<b>"],
+    [
+        "dp_orch_" + "a" * 43,
+        "lin_api_abcdef",
+        "lin_wh_abcdef",
+        "eyJhbGciOiJIUzI1NiJ9.e30.x",
+        "Bearer x",
+        "two\nlines",
+        "x" * 129,
+        "<b>",
+    ],
 )
-def test_a_word_that_looks_like_a_credential_or_a_text_is_withheld(word: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_word_that_looks_like_a_credential_or_a_text_is_withheld(
+    word: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     log("INFO", "heard", event=word)
     assert written(capsys)["event"] == "(withheld)"
 
 
-def test_nothing_below_the_level_is_written_but_mistakes_are_still_found(capsys: pytest.CaptureFixture[str]) -> None:
+def test_nothing_below_the_level_is_written_but_mistakes_are_still_found(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     log_from("WARNING")
     log("INFO", "claimed")
     log("WARNING", "swept")
@@ -105,7 +118,7 @@ def test_a_malformed_trace_is_not_passed_on(header: str | None, capsys: pytest.C
 def test_a_database_error_is_written_without_its_binds(capsys: pytest.CaptureFixture[str]) -> None:
     original = pg8000.ProgrammingError({"C": "57014", "M": "hunter2"})
     try:
-        raise ProgrammingError("update t set payload = :p", {"p": "hunter2"}, original) from original
+        raise ProgrammingError("update t set payload = :p", {"p": "hunter2"}, original) from original  # noqa: TRY301 - for its frame
     except ProgrammingError as error:
         log_exception("a machine could not be swept", error, orchestrator_id=ID)
     out = capsys.readouterr().out
@@ -130,7 +143,9 @@ def test_frames_of_libraries_are_left_out(capsys: pytest.CaptureFixture[str]) ->
 
 
 def test_a_configuration_error_is_the_one_whose_text_is_written(capsys: pytest.CaptureFixture[str]) -> None:
-    log_exception("the configuration is wrong", ConfigurationError("DATABASE_URL is missing"), severity="CRITICAL")
+    log_exception(
+        "the configuration is wrong", ConfigurationError("DATABASE_URL is missing"), severity="CRITICAL"
+    )
     assert written(capsys)["configuration"] == "DATABASE_URL is missing"
     log_exception("a request failed", NotFound("no such row: 'hunter2'"))
     assert "hunter2" not in capsys.readouterr().out
@@ -140,6 +155,10 @@ def test_every_message_in_the_code_is_a_constant() -> None:
     for folder in ("shared", "functions", "infra"):
         for path in (ROOT / folder).rglob("*.py"):
             for call in ast.walk(ast.parse(path.read_text())):
-                if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id in {"log", "log_exception"}:
+                if (
+                    isinstance(call, ast.Call)
+                    and isinstance(call.func, ast.Name)
+                    and call.func.id in {"log", "log_exception"}
+                ):
                     message = call.args[1 if call.func.id == "log" else 0]
                     assert isinstance(message, ast.Constant), f"{path}:{call.lineno}"

@@ -33,7 +33,7 @@ def test_the_database_is_all_that_must_be_set() -> None:
 
 
 def test_a_missing_variable_is_named() -> None:
-    with pytest.raises(ConfigurationError, match="^DATABASE_URL is missing$"):
+    with pytest.raises(ConfigurationError, match=r"^DATABASE_URL is missing$"):
         Settings.from_environment({})
 
 
@@ -137,7 +137,7 @@ def test_each_key_of_the_ring_is_checked_at_the_start() -> None:
 
 
 def test_a_deployment_without_keys_says_so_where_they_are_needed() -> None:
-    with pytest.raises(ConfigurationError, match="^BRIDGE_ENCRYPTION_KEY is missing$"):
+    with pytest.raises(ConfigurationError, match=r"^BRIDGE_ENCRYPTION_KEY is missing$"):
         KeyRing.of(read())
     assert repr(KeyRing.of(read(BRIDGE_ENCRYPTION_KEY=f"{KEY},{KEY}"))) == "KeyRing(2 keys)"
 

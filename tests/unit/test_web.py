@@ -16,7 +16,17 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from functions.app import App
 from functions.json_body import MAX_DEPTH, parse_object, path_text
-from functions.web import ANSWERS, Request, Response, Route, bearer_token, dispatch, integer_parameter, match, read_json
+from functions.web import (
+    ANSWERS,
+    Request,
+    Response,
+    Route,
+    bearer_token,
+    dispatch,
+    integer_parameter,
+    match,
+    read_json,
+)
 from shared import errors
 from shared.db import engine_for, transaction
 from shared.errors import DispatchError, InvalidRequest, MethodNotAllowed, NotFound, Unauthenticated
@@ -36,7 +46,9 @@ CODES = {
 
 def nobody() -> App:
     """An App whose database refuses connections: nothing listens on port 9 of this machine."""
-    settings = Settings.from_environment({"DATABASE_URL": "postgresql://u:hunter2@127.0.0.1:9/d", "DATABASE_TLS": "off"})
+    settings = Settings.from_environment(
+        {"DATABASE_URL": "postgresql://u:hunter2@127.0.0.1:9/d", "DATABASE_TLS": "off"}
+    )
     return App(settings, engine_for(settings))
 
 
@@ -90,7 +102,15 @@ def test_a_path_finds_its_route(method: str, path: str, route: str, names: dict[
 
 
 @pytest.mark.parametrize(
-    "path", ["/api", "/api/dispatch//claim", "/api/dispatch/a/b/claim", "/api/sessions/", "/API/dispatch/claim", "/api/dispatch/claim\n"]
+    "path",
+    [
+        "/api",
+        "/api/dispatch//claim",
+        "/api/dispatch/a/b/claim",
+        "/api/sessions/",
+        "/API/dispatch/claim",
+        "/api/dispatch/claim\n",
+    ],
 )
 def test_an_unknown_path_is_not_found(path: str) -> None:
     with pytest.raises(NotFound):
@@ -108,13 +128,27 @@ def test_a_known_path_says_which_methods_it_answers(method: str) -> None:
 # -- credentials --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("header", ["Bearer dp_orch_x", "bearer dp_orch_x", "BEARER   dp_orch_x ", " Bearer dp_orch_x"])
+@pytest.mark.parametrize(
+    "header", ["Bearer dp_orch_x", "bearer dp_orch_x", "BEARER   dp_orch_x ", " Bearer dp_orch_x"]
+)
 def test_a_bearer_token_is_read(header: str) -> None:
     assert bearer_token(Request("GET", "/", headers={"authorization": header})) == "dp_orch_x"
 
 
 @pytest.mark.parametrize(
-    "header", [None, "", "Bearer", "Bearer ", "Basic eA==", "dp_orch_x", "Bearer a b", "Bearer ä", "Bearer a\x00", "Bearer " + "x" * 5000]
+    "header",
+    [
+        None,
+        "",
+        "Bearer",
+        "Bearer ",
+        "Basic eA==",
+        "dp_orch_x",
+        "Bearer a b",
+        "Bearer ä",
+        "Bearer a\x00",
+        "Bearer " + "x" * 5000,
+    ],
 )
 def test_anything_else_is_no_credential(header: str | None) -> None:
     with pytest.raises(Unauthenticated):
@@ -170,7 +204,14 @@ def test_a_body_that_cannot_be_stored_is_refused_by_field(body: bytes, field: st
 
 
 def test_what_can_be_stored_passes_unchanged() -> None:
-    body = {"emoji": "🔑", "deep": [[[{"a": None}]]], "big": 2**63 - 1, "small": -(2**63), "real": 1.5, "yes": True}
+    body = {
+        "emoji": "🔑",
+        "deep": [[[{"a": None}]]],
+        "big": 2**63 - 1,
+        "small": -(2**63),
+        "real": 1.5,
+        "yes": True,
+    }
     for ascii_only in (True, False):
         assert parse_object(json.dumps(body, ensure_ascii=ascii_only).encode()) == body
     deepest = b'{"a": ' + b"[" * (MAX_DEPTH - 1) + b"]" * (MAX_DEPTH - 1) + b"}"
@@ -187,15 +228,15 @@ def test_a_name_of_the_sender_is_shortened_and_harmless() -> None:
     assert path_text([]) == "body"
 
 
-@given(st.one_of(st.binary(max_size=60), st.text(alphabet='{}[]",:\\u0d8ae1 \x00', max_size=60).map(str.encode)))
+@given(
+    st.one_of(st.binary(max_size=60), st.text(alphabet='{}[]",:\\u0d8ae1 \x00', max_size=60).map(str.encode))
+)
 def test_no_bytes_cause_anything_but_an_object_or_a_refusal(body: bytes) -> None:
     try:
-        value = parse_object(body)
+        answer = parse_object(body)
     except InvalidRequest as refusal:
-        assert refusal.details["field"]
-        json.dumps(refusal.message).encode()
-    else:
-        json.dumps(value, allow_nan=False, ensure_ascii=False).encode()
+        answer = {"message": refusal.message, "field": refusal.details["field"]}
+    json.dumps(answer, allow_nan=False, ensure_ascii=False).encode()
 
 
 @pytest.mark.parametrize(("text", "value"), [(None, 16), ("1", 1), ("64", 64)])
@@ -207,13 +248,17 @@ def test_an_integer_parameter_in_range_is_read(text: str | None, value: int) -> 
 @pytest.mark.parametrize("text", ["", "0", "65", "-1", "1.0", "x", " 1", "１", "1_0", "9" * 400])
 def test_an_integer_parameter_out_of_range_is_refused_by_name(text: str) -> None:
     with pytest.raises(InvalidRequest) as refusal:
-        integer_parameter(Request("GET", "/", query={"limit": text}), "limit", default=16, minimum=1, maximum=64)
+        integer_parameter(
+            Request("GET", "/", query={"limit": text}), "limit", default=16, minimum=1, maximum=64
+        )
     assert refusal.value.details["field"] == "limit"
 
 
 # -- errors -------------------------------------------------------------------------------------------------------------
 
-DECISIONS = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, DispatchError)]
+DECISIONS = [
+    kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, DispatchError)
+]
 
 
 @pytest.mark.parametrize("kind", DECISIONS)
@@ -238,7 +283,9 @@ def test_a_missing_credential_says_which_one_is_wanted() -> None:
 
 
 def _database_error(code: str) -> DBAPIError:
-    return OperationalError("select :p", {"p": "hunter2"}, pg8000.ProgrammingError({"C": code, "M": "hunter2"}))
+    return OperationalError(
+        "select :p", {"p": "hunter2"}, pg8000.ProgrammingError({"C": code, "M": "hunter2"})
+    )
 
 
 @pytest.mark.parametrize("code", ["57014", "55P03", "40001", "40P01"])
@@ -251,8 +298,12 @@ def test_a_busy_pool_is_tried_again_soon() -> None:
     assert answer_to(PoolTimeout()).headers["retry-after"] == "1"
 
 
-@pytest.mark.parametrize("error", [_database_error("23505"), _database_error("42P01"), ValueError("hunter2"), KeyError("hunter2")])
-def test_our_own_mistakes_are_500_without_a_word(error: Exception, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    "error", [_database_error("23505"), _database_error("42P01"), ValueError("hunter2"), KeyError("hunter2")]
+)
+def test_our_own_mistakes_are_500_without_a_word(
+    error: Exception, capsys: pytest.CaptureFixture[str]
+) -> None:
     response = answer_to(error)
     assert response.status == 500
     failed, answered = map(json.loads, (out := capsys.readouterr().out).splitlines())
