@@ -1,7 +1,7 @@
 """Every test that asks for a database gets one of its own, in a real Postgres.
 
 The server is the one that DATABASE_URL names, else one of our own for each worker of the run: it starts in a second, and workers
-that share nothing need no agreement. A test's database is a copy of a migrated one: 30 ms instead of a migration.
+that share nothing need no agreement. A test's database is a copy of a migrated one: 15 ms instead of a migration.
 """
 
 from __future__ import annotations
@@ -11,7 +11,9 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Final
 
 import pytest
 from sqlalchemy import Engine
@@ -22,20 +24,33 @@ from shared.db import engine_for
 from shared.settings import Settings
 from tests.databases import Databases
 
+MEMORY: Final = Path("/dev/shm")  # noqa: S108 - the folder in it gets a random name and is made by us
+# Bytes. A container has 64 MiB of it unless told otherwise; a server with a few databases takes 100.
+ENOUGH_MEMORY: Final = 1 << 30
+
 
 @pytest.fixture(scope="session")
 def postgres() -> Iterator[Databases]:
-    """The server. Not below pytest's own temporary folder, which is closed to the user that runs Postgres for root."""
-    if existing := os.environ.get("DATABASE_URL"):
-        yield Databases(existing)
-        return
-    folder = Path(tempfile.mkdtemp(prefix="dispatch-test-"))
-    folder.chmod(0o755)
-    try:
-        with LocalPostgres(folder / "postgres", binaries=find_binaries(os.environ), durable=False) as server:
-            yield Databases(server.url("postgres"))
-    finally:
-        shutil.rmtree(folder)
+    """The server."""
+    with ExitStack() as stack:
+        url = os.environ.get("DATABASE_URL")
+        if url is None:
+            folder = stack.enter_context(a_folder_for_postgres())
+            server = LocalPostgres(folder / "postgres", binaries=find_binaries(os.environ), durable=False)
+            url = stack.enter_context(server).url("postgres")
+        yield stack.enter_context(Databases(url))
+
+
+@contextmanager
+def a_folder_for_postgres() -> Iterator[Path]:
+    """In memory where there is enough: copying a database takes 10 ms there, but 190 ms on a busy disk, for its 300 files.
+
+    Not below pytest's own temporary folder, which is closed to the user that runs Postgres for root.
+    """
+    roomy = MEMORY.is_dir() and shutil.disk_usage(MEMORY).free > ENOUGH_MEMORY
+    with tempfile.TemporaryDirectory(prefix="dispatch-test-", dir=MEMORY if roomy else None) as name:
+        Path(name).chmod(0o755)
+        yield Path(name)
 
 
 @pytest.fixture(scope="session")

@@ -89,4 +89,6 @@ def _in_our_words(error: DBAPIError) -> DispatchError:
     # Class 08: connection; 28: credentials; 3D: no such database; 53, 57: the server gave up.
     if code[:2] in {"08", "28", "3D", "53", "57"}:
         return DatabaseUnavailable(f"the database cannot be used: {message} ({code})")
-    return Conflict(f"what is already in the database contradicts this migration; nothing was changed: {message} ({code})")
+    return Conflict(
+        f"what is already in the database contradicts this migration; nothing was changed: {message} ({code})"
+    )

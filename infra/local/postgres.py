@@ -11,12 +11,19 @@ import shutil
 import subprocess
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Final, Self, TextIO
+from typing import Any, Final, Self, TextIO
 
 import pg8000.native
-from sqlalchemy.engine import make_url
 
-from infra.local.server_process import HOST, dying_with_the_parent, end, end_a_leftover, free_port, locked, wait_until_ready
+from infra.local.server_process import (
+    HOST,
+    dying_with_the_parent,
+    end,
+    end_a_leftover,
+    free_port,
+    locked,
+    wait_until_ready,
+)
 from infra.local.unprivileged import Account
 from shared.errors import ConfigurationError, DatabaseUnavailable
 
@@ -44,7 +51,9 @@ def find_binaries(environ: Mapping[str, str]) -> Path:
             if _complete(binaries := Path(folder) / "pginstall" / "bin"):
                 return binaries
     versions = {int(path.name): path / "bin" for path in SYSTEM.glob("*") if path.name.isdecimal()}
-    installed = [versions[version] for version in sorted(versions, reverse=True) if version >= OLDEST_SUPPORTED]
+    installed = [
+        versions[version] for version in sorted(versions, reverse=True) if version >= OLDEST_SUPPORTED
+    ]
     on_path = [Path(folder) for folder in environ.get("PATH", "").split(os.pathsep) if folder]
     for binaries in (*installed, *on_path):
         if _complete(binaries):
@@ -57,28 +66,6 @@ def find_binaries(environ: Mapping[str, str]) -> Path:
 
 def _complete(binaries: Path) -> bool:
     return all(os.access(binaries / program, os.X_OK) for program in ("initdb", "postgres"))
-
-
-def create_database(server: str, name: str, template: str | None = None) -> str:
-    """Creates a database unless it is there.
-
-    Args:
-        server: `postgresql://…` of any database in the same server.
-        name: lower-case letters, digits and underscores.
-        template: the database to copy; nobody may be connected to it.
-
-    Returns its URL.
-    """
-    if not all(re.fullmatch("[a-z][a-z0-9_]{0,62}", each) for each in (name, template or name)):
-        raise ConfigurationError(f"{name} is not a database name that works unquoted everywhere")
-    url = make_url(server)
-    with pg8000.native.Connection(
-        url.username or USER, host=url.host or HOST, port=url.port or 5432, password=url.password, database=url.database, ssl_context=False
-    ) as connection:
-        if not connection.run("select from pg_database where datname = :name", name=name):
-            # By files: 30 ms for a clone and its later drop, against 65 ms by way of the write-ahead log.
-            connection.run(f"create database {name}" + (f" template {template} strategy file_copy" if template else ""))
-    return url.set(database=name).render_as_string(hide_password=False)
 
 
 class LocalPostgres:
@@ -110,7 +97,8 @@ class LocalPostgres:
         self._account = Account.for_postgres()
         self._lock: TextIO | None = None
         self._process: subprocess.Popen[bytes] | None = None
-        self._port, self._password = 0, ""
+        self._port = 0
+        self._password = ""
 
     def __enter__(self) -> Self:
         self.start()
@@ -124,8 +112,23 @@ class LocalPostgres:
         return f"postgresql://{USER}:{self._password}@{HOST}:{self._port}/{database}"
 
     def create_database(self, name: str, template: str | None = None) -> str:
-        """See the function of this name."""
-        return create_database(self.url(USER), name, template)
+        """Creates a database unless it is there.
+
+        Args:
+            name: lower-case letters, digits and underscores.
+            template: the database to copy; nobody may be connected to it.
+
+        Returns its URL.
+        """
+        if not all(re.fullmatch("[a-z][a-z0-9_]{0,62}", each) for each in (name, template or name)):
+            raise ConfigurationError(f"{name} is not a database name that works unquoted everywhere")
+        copied = f" template {template} strategy file_copy" if template else ""
+        with pg8000.native.Connection(
+            USER, host=HOST, port=self._port, password=self._password, database=USER, ssl_context=False
+        ) as connection:
+            if not connection.run("select from pg_database where datname = :name", name=name):
+                connection.run(f"create database {name}{copied}")
+        return self.url(name)
 
     def start(self) -> None:
         """Starts the server and returns when it accepts connections.
@@ -136,15 +139,15 @@ class LocalPostgres:
         self._lock = locked(folder / "launcher.lock")
         try:
             binaries = self._account.reachable_binaries(self._binaries)
-            self._password = self._kept_password(folder / "password")
-            cluster = folder / "cluster"
+            cluster, password = folder / "cluster", folder / "password"
             if not cluster.exists():
-                self._initialise(binaries, folder, cluster)
+                self._initialise(binaries, cluster, password)
+            self._password = password.read_text()
             end_a_leftover(cluster)
             for last in (False, False, True):
                 self._port = self._fixed_port or free_port()
                 # Between finding a free port and taking it somebody else may take it.
-                if self._accepts(binaries, cluster, folder / "server.log", may_retry=not (last or self._fixed_port)):
+                if self._accepts(binaries, cluster, may_retry=not (last or self._fixed_port)):
                     break
         except BaseException:
             self.stop()
@@ -161,31 +164,41 @@ class LocalPostgres:
             self._lock.close()
             self._lock = None
 
-    def _kept_password(self, file: Path) -> str:
-        if not file.exists():
-            file.touch(mode=0o600)
-            file.write_text(secrets.token_urlsafe(24))
-            self._account.give(file)  # initdb has to read it
-        return file.read_text()
-
-    def _initialise(self, binaries: Path, folder: Path, cluster: Path) -> None:
-        made = folder / "cluster.new"
-        shutil.rmtree(made, ignore_errors=True)  # of a first start that was interrupted
+    def _initialise(self, binaries: Path, cluster: Path, password: Path) -> None:
+        made = cluster.with_name(
+            "cluster.new"
+        )  # renamed when complete: a first start that is interrupted begins anew
+        shutil.rmtree(made, ignore_errors=True)
         made.mkdir(mode=0o700)
-        self._account.give(made)
-        finished = subprocess.run(  # noqa: S603 - the folder is the caller's choice
-            [binaries / "initdb", "-D", made, "-U", USER, f"--pwfile={folder / 'password'}", "-A", "scram-sha-256"]
-            + ["--locale=C", "-E", "UTF8", "--no-instructions", *(() if self._durable else ("--no-sync",))],
+        password.unlink(missing_ok=True)
+        password.touch(mode=0o600)
+        password.write_text(secrets.token_urlsafe(24))
+        for each in (made, password):
+            self._account.give(each)
+        finished = subprocess.run(
+            [
+                f"{binaries}/initdb",
+                f"--pgdata={made}",
+                f"--username={USER}",
+                f"--pwfile={password}",
+                "--auth=scram-sha-256",
+                "--locale=C",
+                "--encoding=UTF8",
+                "--no-instructions",
+                *(() if self._durable else ("--no-sync",)),
+            ],
             **self._surroundings(),
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             check=False,
         )
         if finished.returncode:
-            raise DatabaseUnavailable(f"the database could not be created in {folder}:\n{finished.stdout.decode(errors='replace')}")
+            raise DatabaseUnavailable(
+                f"the database could not be created in {cluster.parent}:\n{finished.stdout.decode(errors='replace')}"
+            )
         made.rename(cluster)
 
-    def _accepts(self, binaries: Path, cluster: Path, log: Path, *, may_retry: bool) -> bool:
+    def _accepts(self, binaries: Path, cluster: Path, *, may_retry: bool) -> bool:
         """Starts the server once. False if the port was taken meanwhile."""
         options = {
             "listen_addresses": HOST,
@@ -193,9 +206,15 @@ class LocalPostgres:
             "unix_socket_directories": "",
             **self._options,
         }
+        log = cluster.with_name("server.log")
         with log.open("wb") as output:
-            self._process = subprocess.Popen(  # noqa: S603 - as above
-                [binaries / "postgres", "-D", cluster, *(part for item in options.items() for part in ("-c", "=".join(item)))],
+            self._process = subprocess.Popen(
+                [
+                    f"{binaries}/postgres",
+                    "-D",
+                    str(cluster),
+                    *(f"--{name}={value}" for name, value in options.items()),
+                ],
                 **self._surroundings(),
                 stdin=subprocess.DEVNULL,
                 stdout=output,
@@ -208,10 +227,12 @@ class LocalPostgres:
             said = log.read_text(errors="replace")
             if may_retry and "Address already in use" in said:
                 return False
-            raise DatabaseUnavailable(f"{error.message}; its log ends:\n" + "\n".join(said.splitlines()[-15:])) from None
+            raise DatabaseUnavailable(
+                f"{error.message}; its log ends:\n" + "\n".join(said.splitlines()[-15:])
+            ) from None
         return True
 
-    def _surroundings(self) -> dict[str, object]:
+    def _surroundings(self) -> dict[str, Any]:
         """Of every program that we start: a session of its own, or Ctrl-C would reach it before we can end it in order."""
         inherited = {name: value for name, value in os.environ.items() if not name.startswith(("PG", "LC_"))}
         return {

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Final, TextIO
 
@@ -36,7 +37,9 @@ def locked(file: Path) -> TextIO:
         lock.seek(0)
         holder = lock.read().strip()
         lock.close()
-        raise Conflict(f"{file.parent} is in use by process {holder or 'unknown'}: stop that one, or take another folder") from None
+        raise Conflict(
+            f"{file.parent} is in use by process {holder or 'unknown'}: stop that one, or take another folder"
+        ) from None
     lock.truncate(0)
     lock.write(str(os.getpid()))
     lock.flush()
@@ -89,11 +92,9 @@ def end(process: subprocess.Popen[bytes]) -> None:
     for how, patience in ((signal.SIGINT, STOP_SECONDS), (signal.SIGQUIT, 5), (signal.SIGKILL, None)):
         if process.poll() is None:
             process.send_signal(how)
-        try:
+        with suppress(subprocess.TimeoutExpired):
             process.wait(timeout=patience)
             return
-        except subprocess.TimeoutExpired:
-            continue
 
 
 def end_a_leftover(cluster: Path) -> None:
@@ -130,4 +131,4 @@ def _command_line(pid: int) -> str:
         except (FileNotFoundError, ProcessLookupError):
             return ""
     asked = ["/bin/ps", "-p", str(pid), "-o", "command="]
-    return subprocess.run(asked, capture_output=True, text=True, check=False).stdout  # noqa: S603 - fixed program
+    return subprocess.run(asked, capture_output=True, text=True, check=False).stdout

@@ -76,13 +76,18 @@ class Account:
 
 def _open_to_all(path: Path) -> bool:
     path = path.resolve()
-    return all(each.stat().st_mode & 0o005 == 0o005 or (each.is_dir() and each.stat().st_mode & 0o001) for each in (path, *path.parents))
+    return all(
+        each.stat().st_mode & 0o005 == 0o005 or (each.is_dir() and each.stat().st_mode & 0o001)
+        for each in (path, *path.parents)
+    )
 
 
 def _open(tree: Path) -> None:
     for each in (tree, *tree.rglob("*")):
         if not each.is_symlink():
-            each.chmod(each.stat().st_mode | (0o055 if each.is_dir() or each.stat().st_mode & 0o100 else 0o044))
+            each.chmod(
+                each.stat().st_mode | (0o055 if each.is_dir() or each.stat().st_mode & 0o100 else 0o044)
+            )
 
 
 def _name_of(path: Path, *also: int) -> str:

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
-from alembic import context
+from typing import Any
 
-context.configure(
-    connection=context.config.attributes["connection"],
-    on_version_apply=lambda ctx, step, heads, run_args: context.config.attributes["applied"].append(step.up_revision_id),
-)
+from alembic import context
+from alembic.runtime.migration import MigrationInfo
+
+
+def note(step: MigrationInfo, **_: Any) -> None:
+    """Remembers a revision that this run has applied."""
+    context.config.attributes["applied"].append(step.up_revision_id)
+
+
+context.configure(connection=context.config.attributes["connection"], on_version_apply=note)
 context.run_migrations()
