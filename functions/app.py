@@ -29,15 +29,7 @@ class App:
     @cached_property
     def policy(self) -> RetryPolicy:
         """When a claim counts as abandoned, and what happens then."""
-        settings = self.settings
-        return RetryPolicy(
-            claim_timeout=settings.dispatch_claim_timeout_seconds,
-            max_attempts=settings.dispatch_max_attempts,
-            backoff_base=settings.dispatch_backoff_base_seconds,
-            backoff_cap=settings.dispatch_backoff_cap_seconds,
-            offline_after=settings.orchestrator_offline_after_seconds,
-            reroute_after=settings.dispatch_reroute_after_seconds,
-        )
+        return RetryPolicy.of(self.settings)
 
     @cached_property
     def keys(self) -> KeyRing:

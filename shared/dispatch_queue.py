@@ -16,13 +16,16 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 from uuid import UUID
 
 from shared.db import Tx, sql
 from shared.errors import Unauthenticated
 from shared.ids import new_id, token_hash
 from shared.orchestrators import WHO, Machine, note_use
+
+if TYPE_CHECKING:
+    from shared.settings import Settings
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +38,18 @@ class RetryPolicy:
     backoff_cap: int = 900
     offline_after: int = 90
     reroute_after: int = 300
+
+    @classmethod
+    def of(cls, settings: Settings) -> RetryPolicy:
+        """What this deployment has decided."""
+        return cls(
+            claim_timeout=settings.dispatch_claim_timeout_seconds,
+            max_attempts=settings.dispatch_max_attempts,
+            backoff_base=settings.dispatch_backoff_base_seconds,
+            backoff_cap=settings.dispatch_backoff_cap_seconds,
+            offline_after=settings.orchestrator_offline_after_seconds,
+            reroute_after=settings.dispatch_reroute_after_seconds,
+        )
 
 
 class Work(NamedTuple):

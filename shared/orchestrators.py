@@ -26,7 +26,9 @@ class Machine(NamedTuple):
     def registered(self) -> UUID:
         """The machine's id. Raises Forbidden for a token that no machine has registered with yet."""
         if self.orchestrator_id is None:
-            raise Forbidden("this token has not been used to register a machine yet: POST /api/orchestrators/register first")
+            raise Forbidden(
+                "this token has not been used to register a machine yet: POST /api/orchestrators/register first"
+            )
         return self.orchestrator_id
 
 
@@ -118,7 +120,9 @@ def register(tx: Tx, machine: Machine, *, name: str, repos: Sequence[str], concu
     Raises Conflict when the name belongs to another machine: a token must not take over what waits for somebody else.
     """
     if machine.orchestrator_id is None or machine.name == name:
-        row = tx.first(UPSERT, org_id=machine.org_id, orchestrator_id=new_id(), name=name, limit=concurrency_limit)
+        row = tx.first(
+            UPSERT, org_id=machine.org_id, orchestrator_id=new_id(), name=name, limit=concurrency_limit
+        )
         assert row is not None
         orchestrator_id: UUID = row[0]
         tx.run(BIND_TOKEN, org_id=machine.org_id, token_id=machine.token_id, orchestrator_id=orchestrator_id)
@@ -126,7 +130,9 @@ def register(tx: Tx, machine: Machine, *, name: str, repos: Sequence[str], concu
         orchestrator_id = machine.orchestrator_id
         if tx.first(BY_NAME, org_id=machine.org_id, name=name) is not None:
             raise Conflict(f"another machine of this organization is called {name!r}", field="name")
-        tx.run(RENAME, org_id=machine.org_id, orchestrator_id=orchestrator_id, name=name, limit=concurrency_limit)
+        tx.run(
+            RENAME, org_id=machine.org_id, orchestrator_id=orchestrator_id, name=name, limit=concurrency_limit
+        )
     tx.run(REPLACE_ROUTES, org_id=machine.org_id, orchestrator_id=orchestrator_id, repos=list(repos))
     return orchestrator_id
 
@@ -168,7 +174,9 @@ CHOOSE_MACHINE = """
 ROUTE = sql(CHOOSE_MACHINE.format(repo=":repo"))
 
 
-def route(tx: Tx, *, org_id: UUID, repo: str, offline_after: int, preferred: UUID | None = None) -> UUID | None:
+def route(
+    tx: Tx, *, org_id: UUID, repo: str, offline_after: int, preferred: UUID | None = None
+) -> UUID | None:
     """The machine that work on `repo` goes to; None when no machine of the organization serves it.
 
     Args:
@@ -187,7 +195,9 @@ MINT = sql("""
 """)
 
 
-def mint_token(tx: Tx, *, org_id: UUID, label: str | None = None, days: int | None = None) -> tuple[UUID, str]:
+def mint_token(
+    tx: Tx, *, org_id: UUID, label: str | None = None, days: int | None = None
+) -> tuple[UUID, str]:
     """Makes a token for a machine. Returns its id and the token itself: this is the only time that it can be seen."""
     token, token_id = new_token(), new_id()
     tx.run(
@@ -210,3 +220,40 @@ REVOKE = sql("""
 def revoke_token(tx: Tx, *, org_id: UUID, token_id: UUID) -> bool:
     """Ends a token at once; False when there is no such token or it was revoked before."""
     return tx.run(REVOKE, org_id=org_id, token_id=token_id) == 1
+
+
+# -- removal ------------------------------------------------------------------------------------------------------------
+
+# FOR UPDATE waits for enqueues that are under way and makes later ones wait: what is counted next is all there is.
+LOCK_FOR_REMOVAL = sql(
+    "select name from orchestrators where org_id = :org_id and id = :orchestrator_id for update"
+)
+WORK_OF = sql("""
+    select count(*) filter (where claimed_at is not null), count(*) filter (where claimed_at is null)
+      from dispatch_queue
+     where org_id = :org_id and orchestrator_id = :orchestrator_id
+""")
+REMOVE = sql("delete from orchestrators where org_id = :org_id and id = :orchestrator_id")
+
+
+class Burden(NamedTuple):
+    """The rows that are meant for a machine: `held` by it at this moment, and `waiting` for it."""
+
+    held: int
+    waiting: int
+
+
+def remove(tx: Tx, *, org_id: UUID, orchestrator_id: UUID) -> Burden | None:
+    """Removes a machine with its tokens and routes; its sessions stay. None when that was done.
+
+    Returns the rows that stand in the way otherwise: nothing is changed then, because work that is deleted with its machine is lost.
+    """
+    if tx.first(LOCK_FOR_REMOVAL, org_id=org_id, orchestrator_id=orchestrator_id) is None:
+        return None
+    row = tx.first(WORK_OF, org_id=org_id, orchestrator_id=orchestrator_id)
+    assert row is not None
+    burden = Burden(*row)
+    if any(burden):
+        return burden
+    tx.run(REMOVE, org_id=org_id, orchestrator_id=orchestrator_id)
+    return None

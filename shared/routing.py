@@ -148,3 +148,120 @@ LEARN_APP_USER = sql("""
 def learn_app_user(tx: Tx, *, org_id: UUID, workspace_id: UUID, app_user_id: str) -> None:
     """Notes the agent's own user in Linear, which the first verified event addressed to it names."""
     tx.run(LEARN_APP_USER, org_id=org_id, workspace_id=workspace_id, app_user_id=app_user_id)
+
+
+# -- the operator's routes ----------------------------------------------------------------------------------------------
+
+SET_TEAM_ROUTE = sql("""
+    insert into team_routes as route (org_id, workspace_id, team_id, team_key, default_repo, auto_dispatch)
+    values (:org_id, :workspace_id, :team_id, :team_key, :default_repo, coalesce(cast(:auto_dispatch as boolean), true))
+    on conflict (org_id, workspace_id, team_id) do update
+       set team_key = coalesce(excluded.team_key, route.team_key),
+           default_repo = coalesce(excluded.default_repo, route.default_repo),
+           auto_dispatch = coalesce(cast(:auto_dispatch as boolean), route.auto_dispatch)
+""")
+
+
+def set_team_route(
+    tx: Tx,
+    *,
+    org_id: UUID,
+    workspace_id: UUID,
+    team_id: str,
+    team_key: str | None,
+    default_repo: str | None,
+    auto_dispatch: bool | None,
+) -> None:
+    """Makes or changes a team's default; what is None stays as it is (a new route dispatches automatically)."""
+    tx.run(
+        SET_TEAM_ROUTE,
+        org_id=org_id,
+        workspace_id=workspace_id,
+        team_id=team_id,
+        team_key=team_key,
+        default_repo=default_repo,
+        auto_dispatch=auto_dispatch,
+    )
+
+
+REMOVE_TEAM_ROUTE = sql(
+    "delete from team_routes where org_id = :org_id and workspace_id = :workspace_id and team_id = :team_id"
+)
+
+
+def remove_team_route(tx: Tx, *, org_id: UUID, workspace_id: UUID, team_id: str) -> bool:
+    """Forgets a team's default and its switch. False when there is no such route."""
+    return tx.run(REMOVE_TEAM_ROUTE, org_id=org_id, workspace_id=workspace_id, team_id=team_id) == 1
+
+
+SET_LABEL_ROUTE = sql("""
+    insert into label_routes (org_id, workspace_id, team_id, label, repo) values (:org_id, :workspace_id, :team_id, :label, :repo)
+    on conflict (org_id, workspace_id, team_id, label) do update set repo = excluded.repo
+""")
+
+
+def set_label_route(tx: Tx, *, org_id: UUID, workspace_id: UUID, team_id: str, label: str, repo: str) -> None:
+    """Sends a label's issues to a repository.
+
+    Args:
+        team_id: `''` when `label` is the label's id; the team's id when it is a name, since names repeat between teams.
+    """
+    tx.run(SET_LABEL_ROUTE, org_id=org_id, workspace_id=workspace_id, team_id=team_id, label=label, repo=repo)
+
+
+REMOVE_LABEL_ROUTE = sql("""
+    delete from label_routes
+     where org_id = :org_id and workspace_id = :workspace_id and team_id = :team_id and label = :label
+""")
+
+
+def remove_label_route(tx: Tx, *, org_id: UUID, workspace_id: UUID, team_id: str, label: str) -> bool:
+    """Forgets a label's repository. False when there is no such route."""
+    return (
+        tx.run(REMOVE_LABEL_ROUTE, org_id=org_id, workspace_id=workspace_id, team_id=team_id, label=label)
+        == 1
+    )
+
+
+SET_PROJECT_ROUTE = sql("""
+    insert into project_routes (org_id, workspace_id, project, repo) values (:org_id, :workspace_id, :project, :repo)
+    on conflict (org_id, workspace_id, project) do update set repo = excluded.repo
+""")
+
+
+def set_project_route(tx: Tx, *, org_id: UUID, workspace_id: UUID, project: str, repo: str) -> None:
+    """Sends a project's issues (by the project's id or its name) to a repository."""
+    tx.run(SET_PROJECT_ROUTE, org_id=org_id, workspace_id=workspace_id, project=project, repo=repo)
+
+
+REMOVE_PROJECT_ROUTE = sql("""
+    delete from project_routes where org_id = :org_id and workspace_id = :workspace_id and project = :project
+""")
+
+
+def remove_project_route(tx: Tx, *, org_id: UUID, workspace_id: UUID, project: str) -> bool:
+    """Forgets a project's repository. False when there is no such route."""
+    return tx.run(REMOVE_PROJECT_ROUTE, org_id=org_id, workspace_id=workspace_id, project=project) == 1
+
+
+# A route that the machine brought becomes the operator's, and outlives a registration that does not name it any more.
+SET_REPO_ROUTE = sql("""
+    insert into repo_routes (org_id, repo, orchestrator_id, source) values (:org_id, :repo, :orchestrator_id, 'operator')
+    on conflict (org_id, repo, orchestrator_id) do update set source = 'operator'
+""")
+
+
+def set_repo_route(tx: Tx, *, org_id: UUID, repo: str, orchestrator_id: UUID) -> None:
+    """Says that a machine serves a repository, whatever it registers with."""
+    tx.run(SET_REPO_ROUTE, org_id=org_id, repo=repo, orchestrator_id=orchestrator_id)
+
+
+REMOVE_REPO_ROUTE = sql("""
+    delete from repo_routes
+     where org_id = :org_id and repo = :repo and orchestrator_id = :orchestrator_id and source = 'operator'
+""")
+
+
+def remove_repo_route(tx: Tx, *, org_id: UUID, repo: str, orchestrator_id: UUID) -> bool:
+    """Takes an operator's route back. False when there is none: the machine's own come and go with its registration."""
+    return tx.run(REMOVE_REPO_ROUTE, org_id=org_id, repo=repo, orchestrator_id=orchestrator_id) == 1

@@ -7,6 +7,7 @@ statements of `dispatch_queue`, so that the two cannot disagree.
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from decimal import Decimal
@@ -136,7 +137,14 @@ CLOSE = sql("""
 
 
 def close_session(
-    tx: Tx, *, org_id: UUID, session_id: UUID, result: Result, orchestrator_id: UUID, queue_id: UUID, attempt: int
+    tx: Tx,
+    *,
+    org_id: UUID,
+    session_id: UUID,
+    result: Result,
+    orchestrator_id: UUID,
+    queue_id: UUID,
+    attempt: int,
 ) -> bool:
     """Ends a session whose row the caller has settled in the same transaction. False when it had ended before: nothing changes."""
     row = tx.first(
@@ -215,7 +223,7 @@ REOPEN = sql("""
 
 
 def reopen(tx: Tx, *, org_id: UUID, session_id: UUID, orchestrator_id: UUID, repo: str) -> bool:
-    """Makes an ended session deliverable again; the caller enqueues it in the same transaction. False: it, or another of its issue, is open.
+    """Makes an ended session deliverable again; the caller enqueues it in the same transaction. False: it or another of its issue is open.
 
     Raises IntegrityError when another session of the issue is opened at this very moment.
     """
@@ -323,7 +331,7 @@ def session_of_machine(tx: Tx, *, org_id: UUID, session_id: UUID, orchestrator_i
 LATEST_OF_ISSUE = sql(f"""
     select {_COLUMNS} from dispatch_sessions s
      where s.org_id = :org_id and s.workspace_id = :workspace_id and s.linear_issue_id = :linear_issue_id
-     order by s.created_at desc, s.id desc
+     order by s.id desc
      limit 1
 """)
 
@@ -337,14 +345,16 @@ def latest_of_issue(tx: Tx, *, org_id: UUID, workspace_id: UUID, linear_issue_id
 OF_AGENT_SESSION = sql(f"""
     select {_COLUMNS} from dispatch_sessions s
      where s.org_id = :org_id and s.workspace_id = :workspace_id and s.linear_agent_session_id = :agent_session_id
-     order by s.created_at desc, s.id desc
+     order by s.id desc
      limit 1
 """)
 
 
 def of_agent_session(tx: Tx, *, org_id: UUID, workspace_id: UUID, agent_session_id: str) -> Session | None:
     """The session that Linear's agent session stands for."""
-    row = tx.first(OF_AGENT_SESSION, org_id=org_id, workspace_id=workspace_id, agent_session_id=agent_session_id)
+    row = tx.first(
+        OF_AGENT_SESSION, org_id=org_id, workspace_id=workspace_id, agent_session_id=agent_session_id
+    )
     return None if row is None else Session(*row)
 
 
@@ -360,6 +370,67 @@ def session_once_claimed(tx: Tx, *, org_id: UUID, queue_id: UUID, orchestrator_i
     """The session of a queue row that this machine has held at some time, whether or not the row still exists."""
     row = tx.first(CLAIMED_BEFORE, org_id=org_id, queue_id=queue_id, orchestrator_id=orchestrator_id)
     return None if row is None else row[0]
+
+
+class Listed(NamedTuple):
+    """A session in a list. `attempts`: how often it was claimed since it was last enqueued; ages in seconds, by the database's clock."""
+
+    id: UUID
+    linear_identifier: str
+    status: str
+    error_code: str | None
+    repo: str | None
+    orchestrator_id: UUID | None
+    machine: str | None
+    attempts: int
+    progress_percent: int | None
+    age_seconds: float
+    created_at: datetime
+    ended_at: datetime | None
+    pr_url: str | None
+    title: str
+
+
+# Newest first along `sessions_by_age`, until `limit` rows have matched: a rare filter reads the organization's history once, at most.
+# The attempts of a row that is gone are those of the last queue row that was claimed.
+LISTED = sql("""
+    select s.id, s.linear_identifier, s.status, s.error_code, s.repo, s.orchestrator_id, o.name,
+           coalesce((select q.attempts from dispatch_queue q where q.org_id = s.org_id and q.session_id = s.id),
+                    (select e.attempt from session_events e
+                      where e.org_id = s.org_id and e.session_id = s.id and e.type = 'claimed' order by e.id desc limit 1), 0),
+           s.progress_percent, cast(extract(epoch from now() - s.created_at) as double precision), s.created_at, s.ended_at,
+           s.pr_url, s.title
+      from (select * from dispatch_sessions
+             where org_id = :org_id
+               and (cast(:statuses as text[]) is null or status = any (cast(:statuses as text[])))
+               and (cast(:identifier as text) is null or linear_identifier = cast(:identifier as text))
+               and (cast(:orchestrator_id as uuid) is null or orchestrator_id = cast(:orchestrator_id as uuid))
+             order by created_at desc
+             limit :limit) s
+      left join orchestrators o on o.org_id = s.org_id and o.id = s.orchestrator_id
+     order by s.id desc
+""")
+
+
+def listed(
+    tx: Tx,
+    *,
+    org_id: UUID,
+    limit: int,
+    statuses: Sequence[str] | None = None,
+    identifier: str | None = None,
+    orchestrator_id: UUID | None = None,
+) -> list[Listed]:
+    """The organization's sessions, newest first; each filter that is given must match."""
+    rows = tx.all(
+        LISTED,
+        org_id=org_id,
+        limit=limit,
+        statuses=None if statuses is None else list(statuses),
+        identifier=identifier,
+        orchestrator_id=orchestrator_id,
+    )
+    return [Listed(*row) for row in rows]
 
 
 class Event(NamedTuple):
