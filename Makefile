@@ -23,7 +23,7 @@ $(READY): requirements.txt requirements-dev.txt
 	@echo "setup: installing the pinned requirements into $(VENV) (once; 20 s to 2 min, most of it downloads)"
 	@rm -rf $(VENV)
 	@$(PYTHON) -m venv $(VENV)
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --requirement requirements-dev.txt
+	@$(BIN)/python -m pip install --quiet --quiet --disable-pip-version-check --requirement requirements-dev.txt
 	@touch $@
 
 demo: $(READY) ## the whole story over HTTP: delivered, abandoned and recovered, dropped and redriven (2 min at most)
