@@ -165,9 +165,8 @@ class LocalPostgres:
             self._lock = None
 
     def _initialise(self, binaries: Path, cluster: Path, password: Path) -> None:
-        made = cluster.with_name(
-            "cluster.new"
-        )  # renamed when complete: a first start that is interrupted begins anew
+        # Renamed when complete: a first start that is interrupted begins anew.
+        made = cluster.with_name("cluster.new")
         shutil.rmtree(made, ignore_errors=True)
         made.mkdir(mode=0o700)
         password.unlink(missing_ok=True)

@@ -237,17 +237,17 @@ def test_binaries_below_a_closed_folder_are_copied_once_with_their_libraries_at_
     tmp_path: Path, folder: Path, elsewhere: Path
 ) -> None:
     tree = find_binaries(os.environ).resolve().parent
-    closed = tmp_path / "package" / tree.name
+    closed = tmp_path / tree.parent.name / tree.name
     shutil.copytree(tree, closed, symlinks=True, ignore=shutil.ignore_patterns("include"))
     libraries = tree.parent.with_name(f"{tree.parent.name}.libs")
     if libraries.is_dir():
-        shutil.copytree(libraries, tmp_path / "package.libs")
+        shutil.copytree(libraries, tmp_path / libraries.name)
     for _ in range(2):
         with LocalPostgres(folder, binaries=closed / "bin", durable=False) as server:
             assert answer(server.url("postgres"), "select 1") == 1
     (copy,) = elsewhere.iterdir()
-    assert (copy / "package" / tree.name / "bin" / "postgres").is_file()
-    assert (copy / "package.libs").is_dir() == libraries.is_dir()
+    assert (copy / tree.parent.name / tree.name / "bin" / "postgres").is_file()
+    assert (copy / libraries.name).is_dir() == libraries.is_dir()
 
 
 # -- the binaries -------------------------------------------------------------------------------------------------------
