@@ -131,6 +131,7 @@ def engine_for(settings: Settings) -> Engine:
     engine = create_engine(
         url.set(drivername="postgresql+pg8000", query={}),
         creator=lambda: one_flight.connect(**options),
+        paramstyle=one_flight.PARAMSTYLE,
         pool_size=settings.database_pool_size,
         max_overflow=0,
         pool_timeout=settings.database_connect_timeout_seconds,

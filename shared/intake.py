@@ -79,7 +79,7 @@ def act(tx: Tx, heard: Heard, decision: Decision) -> Outcome:
 # -- start --------------------------------------------------------------------------------------------------------------
 
 
-def _start(tx: Tx, heard: Heard, start: Start, *, prompts: tuple[Input, ...] = ()) -> Outcome:
+def _start(tx: Tx, heard: Heard, start: Start) -> Outcome:
     """Opens a session and enqueues it: both are committed, or neither is."""
     routed = routing.route_issue(
         tx,
@@ -102,7 +102,7 @@ def _start(tx: Tx, heard: Heard, start: Start, *, prompts: tuple[Input, ...] = (
         agent_session_id=start.agent_session_id,
         prompt_context=start.prompt_context,
         guidance=start.guidance,
-        prompts=prompts,
+        prompts=() if start.said is None else (start.said,),
     )
     if new.traceparent is not None:
         message["traceparent"] = new.traceparent
@@ -176,17 +176,23 @@ def _join(tx: Tx, heard: Heard, start: Start) -> Outcome:
     )
     if known is None:
         return Outcome(IGNORED, why="it was asked for before the issue's last session ended")
-    if start.agent_session_id is None or known.linear_agent_session_id is not None:
-        return Outcome("joined", known.id)
-    sessions.identify(tx, org_id=heard.org_id, session_id=known.id, agent_session_id=start.agent_session_id)
-    told = {
-        "agentSessionId": start.agent_session_id,
-        "promptContext": start.prompt_context,
-        "guidance": start.guidance,
-    }
-    changes = {name: value for name, value in told.items() if value is not None}
-    dispatch_queue.amend(tx, org_id=heard.org_id, session_id=known.id, changes=changes)
+    if start.agent_session_id is not None and known.linear_agent_session_id is None:
+        sessions.identify(tx, org_id=heard.org_id, session_id=known.id, agent_session_id=start.agent_session_id)
+        told = {
+            "agentSessionId": start.agent_session_id,
+            "promptContext": start.prompt_context,
+            "guidance": start.guidance,
+        }
+        changes = {name: value for name, value in told.items() if value is not None}
+        dispatch_queue.amend(tx, org_id=heard.org_id, session_id=known.id, changes=changes)
+    if start.said is not None and not known.is_over and _note_prompt(tx, heard, known.id, start.said):
+        dispatch_queue.amend(tx, org_id=heard.org_id, session_id=known.id, prompt=start.said.as_dict())
     return Outcome("joined", known.id)
+
+
+def _note_prompt(tx: Tx, heard: Heard, session_id: UUID, said: Input) -> bool:
+    """False when this activity was noted before."""
+    return sessions.record_event(tx, org_id=heard.org_id, session_id=session_id, type="prompted", data=said.as_dict())
 
 
 # -- prompt -------------------------------------------------------------------------------------------------------------
@@ -201,16 +207,13 @@ def _prompt(tx: Tx, heard: Heard, prompt: Prompt) -> Outcome:
         if prompt.issue is None:
             return Outcome(IGNORED, why="a prompt in an unknown session, on an issue that it does not describe")
         start = Start(prompt.issue, prompt.agent_session_id, said=prompt.said, asked_by=prompt.asked_by)
-        return _start(tx, heard, start, prompts=(prompt.said,))
+        return _start(tx, heard, start)
     if session.is_over:
         latest = sessions.latest_of_issue(
             tx, org_id=heard.org_id, workspace_id=heard.workspace.id, linear_issue_id=session.linear_issue_id
         )
         session = latest if latest is not None and not latest.is_over else session
-    noted = sessions.record_event(
-        tx, org_id=heard.org_id, session_id=session.id, type="prompted", data=prompt.said.as_dict()
-    )
-    if not noted:
+    if not _note_prompt(tx, heard, session.id, prompt.said):
         return Outcome("heard_before", session.id)
     if dispatch_queue.amend(tx, org_id=heard.org_id, session_id=session.id, prompt=prompt.said.as_dict()):
         return Outcome("prompted", session.id)

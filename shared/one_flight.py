@@ -15,6 +15,7 @@ import pg8000
 import pg8000.legacy
 from pg8000.core import EXECUTE_MSG, NULL_BYTE, SYNC_MSG, Context, make_params
 from pg8000.exceptions import DatabaseError, InterfaceError
+from pg8000.legacy import IntegrityError, ProgrammingError
 
 WRITTEN_FOR: Final = "1.31.6"
 if pg8000.__version__ != WRITTEN_FOR:
@@ -22,6 +23,32 @@ if pg8000.__version__ != WRITTEN_FOR:
 
 IDLE_SECONDS: Final = 30
 PROBE_SECONDS: Final = 1.0
+
+
+PARAMSTYLE: Final = "numeric_dollar"
+"""What the engine must be told: statements arrive with `$1` already. The driver's own conversion looks at every character in Python,
+0.4 ms for a long statement, on every execution."""
+
+
+class Cursor(pg8000.legacy.Cursor):
+    """A cursor that takes `$1` statements as they are."""
+
+    def execute(self, operation: str, args: Any = (), stream: Any = None) -> Cursor:
+        if not args or stream is not None:
+            super().execute(operation, args, stream)
+            return self
+        if not self._c._in_transaction and not self._c.autocommit:
+            self._c.execute_simple("begin transaction")
+        try:
+            self._context = self._c.execute_unnamed(operation, vals=args, oids=self._input_oids)
+        except DatabaseError as error:
+            details = error.args[0]
+            code = details.get("C") if isinstance(details, dict) else None
+            raise (IntegrityError if code == "23505" else ProgrammingError)(details) from None
+        self._row_iter = iter(self._context.rows or [])
+        self._input_oids = ()
+        self.input_types: list[Any] = []
+        return self
 
 
 class Connection(pg8000.legacy.Connection):
@@ -34,6 +61,9 @@ class Connection(pg8000.legacy.Connection):
         self._timeout = timeout
         self._used = time.time()
         super().__init__(timeout=timeout, **options)
+
+    def cursor(self) -> Cursor:
+        return Cursor(self)
 
     def begin_with(self, text: str) -> None:
         """The next statement opens its transaction with these parameterless statements, separated by `; `, in the same flight."""
