@@ -15,7 +15,7 @@ from functions.app import App
 from functions.web import Request, Response, Route, bearer_token, dispatch, integer_parameter, read_json
 from shared import dispatch_queue, orchestrators, sessions
 from shared.db import CLAIM, Tx, transaction
-from shared.errors import ClaimLost, DispatchError, Forbidden, MachineFull, NotFound
+from shared.errors import ClaimLost, DispatchError, MachineFull, NotFound
 from shared.ids import parse_id
 from shared.messages import (
     ClaimManyRequest,
@@ -160,9 +160,7 @@ def renew(app: App, request: Request, queue_id: str) -> Response:
         )
         if renewal is None:
             _explain(tx, machine.org_id, me, row_id)
-    return Response(
-        200, {"leaseSeconds": app.policy.claim_timeout, **_news(renewal, body.promptsSeen)}
-    )
+    return Response(200, {"leaseSeconds": app.policy.claim_timeout, **_news(renewal, body.promptsSeen)})
 
 
 def _news(renewal: dispatch_queue.Renewal, prompts_seen: int) -> dict[str, Any]:
@@ -220,7 +218,9 @@ def _reason(tx: Tx, org_id: UUID, me: UUID, queue_id: UUID) -> DispatchError:
     row = dispatch_queue.standing(tx, org_id=org_id, queue_id=queue_id)
     if row is None:
         known = sessions.session_once_claimed(tx, org_id=org_id, queue_id=queue_id, orchestrator_id=me)
-        return NotFound(f"no dispatch queue row {queue_id}") if known is None else ClaimLost("this work is over")
+        return (
+            NotFound(f"no dispatch queue row {queue_id}") if known is None else ClaimLost("this work is over")
+        )
     if me not in (row.orchestrator_id, row.claimed_by):
         return NotFound(f"no dispatch queue row {queue_id}")
     if row.orchestrator_id == me and row.claimable:
@@ -263,7 +263,7 @@ def _require_over(tx: Tx, org_id: UUID, me: UUID, session_id: UUID) -> sessions.
     if session is None:
         raise NotFound(f"no session {session_id}")
     if not session.is_over:
-        raise ClaimLost()
+        raise ClaimLost
     return session
 
 
@@ -300,7 +300,9 @@ def _result(body: CompleteRequest, settled: dispatch_queue.Settled) -> sessions.
         summary=body.summary,
         tokens_used=body.tokensUsed,
         cost_usd=None if body.costUsd is None else Decimal(str(body.costUsd)),
-        error_message=None if body.success else (body.errorMessage or "the machine reported a failure without a reason"),
+        error_message=None
+        if body.success
+        else (body.errorMessage or "the machine reported a failure without a reason"),
     )
 
 
@@ -314,7 +316,9 @@ def session(app: App, request: Request, session_id: str) -> Response:
         if found is None:
             raise NotFound(f"no session {session_id}")
         events = sessions.timeline(tx, org_id=machine.org_id, session_id=id_)
-    return Response(200, {"session": _session_view(found), "events": [_event_view(event) for event in events]})
+    return Response(
+        200, {"session": _session_view(found), "events": [_event_view(event) for event in events]}
+    )
 
 
 def _session_view(found: sessions.Session) -> dict[str, Any]:

@@ -35,7 +35,9 @@ def verify_scheduler_token(token: str, settings: Settings) -> None:
     except jwt.PyJWKClientConnectionError:
         raise DatabaseUnavailable("the scheduler's signing keys cannot be fetched, try again") from None
     except jwt.PyJWTError as error:
-        raise Unauthenticated(f"the scheduler's identity token is not valid: {type(error).__name__}") from None
+        raise Unauthenticated(
+            f"the scheduler's identity token is not valid: {type(error).__name__}"
+        ) from None
     if claims["iss"] not in ISSUERS:
         raise Unauthenticated("the identity token's issuer is not Google")
     expected = settings.scheduler_oidc_email

@@ -54,7 +54,9 @@ def receive(app: App, request: Request) -> Response:
             return _answer(Outcome("heard_before"))
         if workspace.app_user_id is None and us is not None:
             routing.learn_app_user(tx, org_id=workspace.org_id, workspace_id=workspace.id, app_user_id=us)
-        heard = Heard(workspace, outside.event_time, app.policy.offline_after, request.headers.get("traceparent"))
+        heard = Heard(
+            workspace, outside.event_time, app.policy.offline_after, request.headers.get("traceparent")
+        )
         outcome = intake.act(tx, heard, decision)
         if str(outcome) != str(expected):
             deliveries.conclude(tx, org_id=workspace.org_id, content_key=content_key, outcome=str(outcome))

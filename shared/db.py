@@ -73,7 +73,9 @@ class Tx:
 
     def _open(self) -> Connection:
         if self._connection is None:
-            raise RuntimeError("this transaction is over: what it would have changed cannot be committed with the rest")
+            raise RuntimeError(
+                "this transaction is over: what it would have changed cannot be committed with the rest"
+            )
         return self._connection
 
     def all(self, statement: Statement, /, **binds: Any) -> Sequence[AnyRow]:
@@ -99,7 +101,9 @@ def transaction(engine: Engine, limits: Limits = CLAIM) -> Iterator[Tx]:
     """
     with engine.connect() as connection:
         driver = connection.connection.driver_connection
-        if connection.get_execution_options().get("isolation_level") == "AUTOCOMMIT" or getattr(driver, "autocommit", False):
+        if connection.get_execution_options().get("isolation_level") == "AUTOCOMMIT" or getattr(
+            driver, "autocommit", False
+        ):
             raise TypeError("this engine is in AUTOCOMMIT: its statements would not commit together")
         assert isinstance(driver, one_flight.Connection)
         driver.begin_with(limits.begin())
@@ -108,7 +112,7 @@ def transaction(engine: Engine, limits: Limits = CLAIM) -> Iterator[Tx]:
             yield tx
             connection.commit()
         finally:
-            tx._connection = None
+            tx._connection = None  # noqa: SLF001 - the maker of the seal also breaks it
 
 
 def engine_for(settings: Settings) -> Engine:
@@ -139,7 +143,7 @@ def engine_for(settings: Settings) -> Engine:
     )
 
     @event.listens_for(engine, "checkout")
-    def _refuse_a_dead_connection(driver: one_flight.Connection, record: object, proxy: object) -> None:
+    def _refuse_a_dead_connection(driver: one_flight.Connection, *_: object) -> None:
         if not driver.usable():
             raise DisconnectionError("the connection died while it was not in use")
 

@@ -47,7 +47,14 @@ def dead_letters(tx: Tx, *, org_id: UUID, limit: int = 100) -> list[DeadLetter]:
 
 
 def bury_undeliverable(
-    tx: Tx, *, org_id: UUID, session_id: UUID, reason: str, error: str, payload: dict[str, Any], candidates: Sequence[str]
+    tx: Tx,
+    *,
+    org_id: UUID,
+    session_id: UUID,
+    reason: str,
+    error: str,
+    payload: dict[str, Any],
+    candidates: Sequence[str],
 ) -> None:
     """Keeps the message of a session that ended before it had a row, e.g. because no machine serves its repository.
 
@@ -97,6 +104,12 @@ def redrive(tx: Tx, *, org_id: UUID, session_id: UUID, offline_after: int, repo:
         tx, org_id=org_id, orchestrator_id=orchestrator_id, session_id=session_id, message=message
     )
     record_event(
-        tx, org_id=org_id, session_id=session_id, type="redriven", orchestrator_id=orchestrator_id, queue_id=queue_id, data={}
+        tx,
+        org_id=org_id,
+        session_id=session_id,
+        type="redriven",
+        orchestrator_id=orchestrator_id,
+        queue_id=queue_id,
+        data={},
     )
     return queue_id

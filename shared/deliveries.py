@@ -106,4 +106,7 @@ PURGE_TOMBSTONES = sql("""
 
 def purge(tx: Tx, *, retention_hours: int, limit: int) -> int:
     """Forgets up to `limit` deliveries and as many tombstones that are older than the retention; returns how many."""
-    return sum(tx.run(statement, hours=retention_hours, limit=limit) for statement in (PURGE_DELIVERIES, PURGE_TOMBSTONES))
+    return sum(
+        tx.run(statement, hours=retention_hours, limit=limit)
+        for statement in (PURGE_DELIVERIES, PURGE_TOMBSTONES)
+    )

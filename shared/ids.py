@@ -10,7 +10,7 @@ import uuid
 
 from shared.errors import NotFound
 
-TOKEN_PREFIX = "dp_orch_"
+TOKEN_PREFIX = "dp_orch_"  # noqa: S105 - the part of every token that is no secret
 
 
 def new_id() -> uuid.UUID:

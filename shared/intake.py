@@ -70,7 +70,9 @@ def act(tx: Tx, heard: Heard, decision: Decision) -> Outcome:
         case Moved():
             return _move(tx, heard, decision.issue)
         case Revoked():
-            routing.mark_revoked(tx, org_id=heard.org_id, workspace_id=heard.workspace.id, reason=decision.reason)
+            routing.mark_revoked(
+                tx, org_id=heard.org_id, workspace_id=heard.workspace.id, reason=decision.reason
+            )
             return Outcome("revoked", why=decision.reason)
         case Ignored():
             return Outcome(IGNORED, why=decision.why)
@@ -112,7 +114,11 @@ def _start(tx: Tx, heard: Heard, start: Start) -> Outcome:
     if ended is None:
         assert routed.orchestrator_id is not None
         enqueue_dispatch(
-            tx, org_id=heard.org_id, orchestrator_id=routed.orchestrator_id, session_id=session_id, message=message
+            tx,
+            org_id=heard.org_id,
+            orchestrator_id=routed.orchestrator_id,
+            session_id=session_id,
+            message=message,
         )
         return Outcome(STARTED, session_id)
     if ended.error_code is not None:
@@ -151,9 +157,15 @@ def _cannot_be_delivered(start: Start, routed: Routed) -> Ended | None:
     if routed.stopped:
         return Ended("cancelled", None, "stopped before it started")
     if routed.repo is None and routed.candidates:
-        return Ended("error", "no_route", f"it could be about {' or '.join(routed.candidates)}: say [repo=owner/name]")
+        return Ended(
+            "error", "no_route", f"it could be about {' or '.join(routed.candidates)}: say [repo=owner/name]"
+        )
     if routed.repo is None:
-        return Ended("error", "no_route", f"no repository is set for {start.issue.identifier}'s team: say [repo=owner/name]")
+        return Ended(
+            "error",
+            "no_route",
+            f"no repository is set for {start.issue.identifier}'s team: say [repo=owner/name]",
+        )
     if routed.orchestrator_id is None:
         return Ended("error", "no_orchestrator", f"no machine serves {routed.repo}")
     return None
@@ -177,7 +189,9 @@ def _join(tx: Tx, heard: Heard, start: Start) -> Outcome:
     if known is None:
         return Outcome(IGNORED, why="it was asked for before the issue's last session ended")
     if start.agent_session_id is not None and known.linear_agent_session_id is None:
-        sessions.identify(tx, org_id=heard.org_id, session_id=known.id, agent_session_id=start.agent_session_id)
+        sessions.identify(
+            tx, org_id=heard.org_id, session_id=known.id, agent_session_id=start.agent_session_id
+        )
         told = {
             "agentSessionId": start.agent_session_id,
             "promptContext": start.prompt_context,
@@ -192,7 +206,9 @@ def _join(tx: Tx, heard: Heard, start: Start) -> Outcome:
 
 def _note_prompt(tx: Tx, heard: Heard, session_id: UUID, said: Input) -> bool:
     """False when this activity was noted before."""
-    return sessions.record_event(tx, org_id=heard.org_id, session_id=session_id, type="prompted", data=said.as_dict())
+    return sessions.record_event(
+        tx, org_id=heard.org_id, session_id=session_id, type="prompted", data=said.as_dict()
+    )
 
 
 # -- prompt -------------------------------------------------------------------------------------------------------------
@@ -205,7 +221,9 @@ def _prompt(tx: Tx, heard: Heard, prompt: Prompt) -> Outcome:
     )
     if session is None:
         if prompt.issue is None:
-            return Outcome(IGNORED, why="a prompt in an unknown session, on an issue that it does not describe")
+            return Outcome(
+                IGNORED, why="a prompt in an unknown session, on an issue that it does not describe"
+            )
         start = Start(prompt.issue, prompt.agent_session_id, said=prompt.said, asked_by=prompt.asked_by)
         return _start(tx, heard, start)
     if session.is_over:
@@ -228,7 +246,11 @@ def _begin_anew(tx: Tx, heard: Heard, prompt: Prompt, session: Session) -> Outco
     if repo is None:
         return Outcome("no_route", session.id)
     orchestrator_id = orchestrators.route(
-        tx, org_id=heard.org_id, repo=repo, offline_after=heard.offline_after, preferred=session.orchestrator_id
+        tx,
+        org_id=heard.org_id,
+        repo=repo,
+        offline_after=heard.offline_after,
+        preferred=session.orchestrator_id,
     )
     if orchestrator_id is None:
         return Outcome("no_orchestrator", session.id)
@@ -243,7 +265,9 @@ def _begin_anew(tx: Tx, heard: Heard, prompt: Prompt, session: Session) -> Outco
         agent_session_id=prompt.agent_session_id,
         prompts=(prompt.said,),
     )
-    enqueue_dispatch(tx, org_id=heard.org_id, orchestrator_id=orchestrator_id, session_id=session.id, message=message)
+    enqueue_dispatch(
+        tx, org_id=heard.org_id, orchestrator_id=orchestrator_id, session_id=session.id, message=message
+    )
     return Outcome("begun_anew", session.id)
 
 
@@ -288,7 +312,12 @@ def _move(tx: Tx, heard: Heard, issue: Issue) -> Outcome:
         team_id=issue.team_id,
         title=issue.title,
     )
-    names = {"linearIdentifier": issue.identifier, "teamId": issue.team_id, "title": issue.title, "url": issue.url}
+    names = {
+        "linearIdentifier": issue.identifier,
+        "teamId": issue.team_id,
+        "title": issue.title,
+        "url": issue.url,
+    }
     changes = {name: value for name, value in names.items() if value is not None}
     dispatch_queue.amend(tx, org_id=heard.org_id, session_id=session.id, changes=changes)
     start = Start(issue)

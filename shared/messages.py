@@ -126,7 +126,13 @@ def timestamp(moment: datetime) -> str:
 
 
 def dispatch_message(
-    payload: dict[str, Any], *, org_id: UUID, orchestrator_id: UUID, queue_id: UUID, session_id: UUID, created_at: datetime
+    payload: dict[str, Any],
+    *,
+    org_id: UUID,
+    orchestrator_id: UUID,
+    queue_id: UUID,
+    session_id: UUID,
+    created_at: datetime,
 ) -> dict[str, Any]:
     """The wire message of a queue row: the issue's part, and the ids and times that only the row knows.
 

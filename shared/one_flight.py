@@ -19,7 +19,9 @@ from pg8000.legacy import IntegrityError, ProgrammingError
 
 WRITTEN_FOR: Final = "1.31.6"
 if pg8000.__version__ != WRITTEN_FOR:
-    raise ImportError(f"pg8000 {pg8000.__version__} is installed, but this code leans on the internals of {WRITTEN_FOR}")
+    raise ImportError(
+        f"pg8000 {pg8000.__version__} is installed, but this code leans on the internals of {WRITTEN_FOR}"
+    )
 
 IDLE_SECONDS: Final = 30
 PROBE_SECONDS: Final = 1.0
@@ -33,11 +35,14 @@ PARAMSTYLE: Final = "numeric_dollar"
 class Cursor(pg8000.legacy.Cursor):
     """A cursor that takes `$1` statements as they are."""
 
+    _c: Connection
+    _input_oids: Any
+
     def execute(self, operation: str, args: Any = (), stream: Any = None) -> Cursor:
         if not args or stream is not None:
             super().execute(operation, args, stream)
             return self
-        if not self._c._in_transaction and not self._c.autocommit:
+        if not self._c.in_transaction and not self._c.autocommit:
             self._c.execute_simple("begin transaction")
         try:
             self._context = self._c.execute_unnamed(operation, vals=args, oids=self._input_oids)
@@ -64,6 +69,11 @@ class Connection(pg8000.legacy.Connection):
 
     def cursor(self) -> Cursor:
         return Cursor(self)
+
+    @property
+    def in_transaction(self) -> bool:
+        """What the server said last."""
+        return bool(self._in_transaction)
 
     def begin_with(self, text: str) -> None:
         """The next statement opens its transaction with these parameterless statements, separated by `; `, in the same flight."""

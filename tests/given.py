@@ -55,19 +55,30 @@ NEW_WORKSPACE = sql("""
 """)
 
 
-def a_tenant(engine: Engine, *, linear_organization_id: str | None = None, webhook_secret: str = "sealed") -> Tenant:
+def a_tenant(
+    engine: Engine, *, linear_organization_id: str | None = None, webhook_secret: str = "sealed"
+) -> Tenant:
     """An organization with one connected workspace; the secret is stored as given (sealed by the caller where it matters)."""
     org_id, workspace_id = new_id(), new_id()
     with transaction(engine, OPERATOR) as tx:
         tx.run(NEW_ORGANIZATION, id=org_id, name=f"org {org_id}")
         tx.run(
-            NEW_WORKSPACE, org_id=org_id, id=workspace_id, linear=linear_organization_id or str(new_id()), secret=webhook_secret
+            NEW_WORKSPACE,
+            org_id=org_id,
+            id=workspace_id,
+            linear=linear_organization_id or str(new_id()),
+            secret=webhook_secret,
         )
     return Tenant(org_id, workspace_id)
 
 
 def a_machine(
-    engine: Engine, tenant: Tenant, *, repos: Sequence[str] = (REPO,), max_jobs: int = 64, name: str | None = None
+    engine: Engine,
+    tenant: Tenant,
+    *,
+    repos: Sequence[str] = (REPO,),
+    max_jobs: int = 64,
+    name: str | None = None,
 ) -> Machine:
     """A registered, online machine."""
     with transaction(engine, OPERATOR) as tx:
@@ -96,7 +107,9 @@ def a_message(title: str = "Fix the rounding", **more: Any) -> dict[str, Any]:
     }
 
 
-def a_session(tx: Tx, tenant: Tenant, machine: Machine, *, issue_id: str | None = None, repo: str = REPO) -> UUID:
+def a_session(
+    tx: Tx, tenant: Tenant, machine: Machine, *, issue_id: str | None = None, repo: str = REPO
+) -> UUID:
     """An open session without its row: committing it alone is refused."""
     session_id = sessions.open_session(
         tx,
@@ -115,12 +128,18 @@ def a_session(tx: Tx, tenant: Tenant, machine: Machine, *, issue_id: str | None 
     return session_id
 
 
-def work(engine: Engine, tenant: Tenant, machine: Machine, *, issue_id: str | None = None, repo: str = REPO) -> Queued:
+def work(
+    engine: Engine, tenant: Tenant, machine: Machine, *, issue_id: str | None = None, repo: str = REPO
+) -> Queued:
     """A session with its queue row, committed together."""
     with transaction(engine, OPERATOR) as tx:
         session_id = a_session(tx, tenant, machine, issue_id=issue_id, repo=repo)
         queue_id = dispatch_queue.enqueue_dispatch(
-            tx, org_id=tenant.org_id, orchestrator_id=machine.id, session_id=session_id, message=a_message(repo=repo)
+            tx,
+            org_id=tenant.org_id,
+            orchestrator_id=machine.id,
+            session_id=session_id,
+            message=a_message(repo=repo),
         )
     return Queued(tenant.org_id, session_id, queue_id)
 
@@ -129,7 +148,11 @@ def claimed(engine: Engine, machine: Machine, queued: Queued) -> dispatch_queue.
     """That row, claimed by its machine."""
     with transaction(engine) as tx:
         got = dispatch_queue.claim(
-            tx, org_id=machine.org_id, orchestrator_id=machine.id, queue_id=queued.queue_id, concurrency_limit=64
+            tx,
+            org_id=machine.org_id,
+            orchestrator_id=machine.id,
+            queue_id=queued.queue_id,
+            concurrency_limit=64,
         )
     assert got is not None
     return got
@@ -142,7 +165,9 @@ AGE_BACKOFF = sql("""
     update dispatch_queue set available_at = available_at - make_interval(secs => :seconds) where org_id = :org_id and id = :queue_id
 """)
 AGE_HEARTBEAT = sql("""
-    update orchestrators set last_heartbeat_at = last_heartbeat_at - make_interval(secs => :seconds), created_at = created_at - make_interval(secs => :seconds)
+    update orchestrators
+       set last_heartbeat_at = last_heartbeat_at - make_interval(secs => :seconds),
+           created_at = created_at - make_interval(secs => :seconds)
      where org_id = :org_id and id = :orchestrator_id
 """)
 
@@ -167,7 +192,9 @@ def the_machine_was_last_heard(engine: Engine, machine: Machine, seconds_ago: fl
 
 ROW = sql("select * from dispatch_queue where org_id = :org_id and id = :queue_id")
 SESSION = sql("select * from dispatch_sessions where org_id = :org_id and id = :session_id")
-EVENTS = sql("select type from session_events where org_id = :org_id and session_id = :session_id order by id")
+EVENTS = sql(
+    "select type from session_events where org_id = :org_id and session_id = :session_id order by id"
+)
 VIOLATIONS = sql("select violation from dispatch_invariants")
 
 

@@ -43,8 +43,12 @@ def say_what_to_try(stack: Stack, data: Path) -> None:
 def main() -> None:
     """Runs the stack."""
     parser = argparse.ArgumentParser(prog="make serve", description="run the whole product on this machine")
-    parser.add_argument("--port", type=int, default=8080, help="where to listen (default 8080; 0 takes a free one)")
-    parser.add_argument("--data", type=Path, default=ROOT / ".local", help="where the data stays (default .local)")
+    parser.add_argument(
+        "--port", type=int, default=8080, help="where to listen (default 8080; 0 takes a free one)"
+    )
+    parser.add_argument(
+        "--data", type=Path, default=ROOT / ".local", help="where the data stays (default .local)"
+    )
     parser.add_argument("--cron-seconds", type=float, default=60, help="how often to sweep (default 60)")
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, signal.default_int_handler)

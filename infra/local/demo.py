@@ -33,7 +33,9 @@ IMPATIENT = {
     "ORCHESTRATOR_OFFLINE_AFTER_SECONDS": "3",
     "LOG_LEVEL": "INFO",
 }
-BY_IDENTIFIER = sql("select id from dispatch_sessions where org_id = :org_id and linear_identifier = :identifier")
+BY_IDENTIFIER = sql(
+    "select id from dispatch_sessions where org_id = :org_id and linear_identifier = :identifier"
+)
 VIOLATIONS = sql("select violation, session_id from dispatch_invariants")
 NAMES = sql("select id, name from orchestrators where org_id = :org_id")
 START = time.monotonic()
@@ -54,7 +56,7 @@ class Story:
     @contextmanager
     def machine(self, name: str, behaviour: str) -> Iterator[subprocess.Popen[bytes]]:
         """A machine in a process of its own; killed at the end, which for the hanging one is the point."""
-        process = subprocess.Popen(  # noqa: S603 - our own module
+        process = subprocess.Popen(
             [sys.executable, "-m", "infra.local.demo_machine", self.stack.url, name, behaviour],
             cwd=ROOT,
             env={**os.environ, "DEMO_TOKEN": self.stack.demo.tokens[name]},
@@ -106,17 +108,25 @@ class Story:
         found, names = self.session(session_id), self.names()
         with transaction(self.engine, OPERATOR) as tx:
             events = sessions.timeline(tx, org_id=self.org_id, session_id=session_id)
-        print(f"\n          {found.linear_identifier}  {found.title}\n          session {found.id}: {found.status}")
+        print(
+            f"\n          {found.linear_identifier}  {found.title}\n          session {found.id}: {found.status}"
+        )
         for event in events:
             after = (event.created_at - events[0].created_at).total_seconds()
             attempt = f"attempt {event.attempt}" if event.attempt is not None else ""
             by = names.get(event.orchestrator_id, "") if event.orchestrator_id is not None else ""
-            print(f"          {after:8.3f} s  {event.type:14} {attempt:10} {by:8} {_detail(event.data)}".rstrip())
+            print(
+                f"          {after:8.3f} s  {event.type:14} {attempt:10} {by:8} {_detail(event.data)}".rstrip()
+            )
         print(flush=True)
 
 
 def _detail(data: dict[str, Any] | None) -> str:
-    return ", ".join(f"{name}: {value}" for name, value in (data or {}).items() if name in ("error", "message", "prUrl", "reason"))
+    return ", ".join(
+        f"{name}: {value}"
+        for name, value in (data or {}).items()
+        if name in ("error", "message", "prUrl", "reason")
+    )
 
 
 def tell(story: Story) -> None:
@@ -134,7 +144,9 @@ def tell(story: Story) -> None:
         laptop.kill()
         say("laptop: killed in the middle of the work; its claim expires, the cron tick sweeps it")
     with story.machine("desktop", "complete"):
-        story.until("the desktop to complete it as attempt 2", lambda: story.session(second).status == "complete")
+        story.until(
+            "the desktop to complete it as attempt 2", lambda: story.session(second).status == "complete"
+        )
     story.timeline(second)
 
     say("3. it fails until it is dropped, and is sent again")
@@ -152,14 +164,16 @@ def dispatchctl(story: Story, *arguments: str) -> None:
     """Runs the operator's command as the operator would."""
     say(f"$ python -m infra.admin {' '.join(arguments)}")
     environment = {**os.environ, **story.stack.environment}
-    subprocess.run([sys.executable, "-m", "infra.admin", *arguments], cwd=ROOT, env=environment, check=True)  # noqa: S603 - ours
+    subprocess.run([sys.executable, "-m", "infra.admin", *arguments], cwd=ROOT, env=environment, check=True)
 
 
 def main() -> None:
     """Sets up, tells the three parts, checks the invariants, cleans up."""
     with tempfile.TemporaryDirectory(prefix="dispatch-demo-", ignore_cleanup_errors=True) as folder:
         data = Path(folder)
-        data.chmod(0o755)  # the embedded Postgres runs as another user when this is root, and must be able to enter
+        data.chmod(
+            0o755
+        )  # the embedded Postgres runs as another user when this is root, and must be able to enter
         log = data / "functions.log"
         with running(data, overrides=IMPATIENT, say=say, log=log) as stack:
             engine = engine_for(Settings.from_environment(stack.environment))

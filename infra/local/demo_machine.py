@@ -15,9 +15,15 @@ import httpx
 
 def main(url: str, name: str, behaviour: str) -> None:
     """Runs until it is killed."""
-    http = httpx.Client(base_url=url, headers={"Authorization": f"Bearer {os.environ['DEMO_TOKEN']}"}, timeout=10)
+    http = httpx.Client(
+        base_url=url, headers={"Authorization": f"Bearer {os.environ['DEMO_TOKEN']}"}, timeout=10
+    )
     registration = {"name": name, "repos": ["quartz/payments"], "maxConcurrentJobs": 2}
-    me = http.post("/api/orchestrators/register", json=registration).raise_for_status().json()["orchestratorId"]
+    me = (
+        http.post("/api/orchestrators/register", json=registration)
+        .raise_for_status()
+        .json()["orchestratorId"]
+    )
     print(f"{name}: registered as {me}", flush=True)
     while True:
         http.post(f"/api/orchestrators/{me}/heartbeat", json={})
@@ -33,14 +39,25 @@ def work(http: httpx.Client, name: str, claim: dict[str, Any], behaviour: str) -
     message, attempt = claim["message"], claim["attempt"]
     session = f"/api/sessions/{message['sessionId']}"
     print(f"{name}: claimed {message['linearIdentifier']} (attempt {attempt})", flush=True)
-    http.post(f"{session}/status", json={"status": "running", "progressPercent": 40, "message": "reading the code", "attempt": attempt})
+    http.post(
+        f"{session}/status",
+        json={"status": "running", "progressPercent": 40, "message": "reading the code", "attempt": attempt},
+    )
     if behaviour == "hang":
         while True:
             time.sleep(60)
     if behaviour == "fail":
-        http.post(f"/api/dispatch/{message['queueId']}/release", json={"error": "the tests do not pass", "attempt": attempt})
+        http.post(
+            f"/api/dispatch/{message['queueId']}/release",
+            json={"error": "the tests do not pass", "attempt": attempt},
+        )
         return
-    done = {"success": True, "prUrl": "https://github.com/quartz/payments/pull/7", "summary": "Rounds the last part.", "attempt": attempt}
+    done = {
+        "success": True,
+        "prUrl": "https://github.com/quartz/payments/pull/7",
+        "summary": "Rounds the last part.",
+        "attempt": attempt,
+    }
     http.post(f"{session}/complete", json=done).raise_for_status()
     print(f"{name}: completed {message['linearIdentifier']}", flush=True)
 

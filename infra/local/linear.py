@@ -47,7 +47,9 @@ def send(url: str, event: dict[str, Any], secret: str) -> httpx.Response:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(prog="python -m infra.local.linear", description="send a signed webhook, as Linear would")
+    parser = argparse.ArgumentParser(
+        prog="python -m infra.local.linear", description="send a signed webhook, as Linear would"
+    )
     parser.add_argument("url")
     parser.add_argument("secret")
     parser.add_argument("--title", default="Rounding drops a cent on split refunds")

@@ -61,7 +61,9 @@ def seed(engine: Engine, settings: Settings, kept: Path) -> Demo:
             secret=KeyRing.of(settings).seal(webhook_secret),
         )
         tx.run(TEAM_ROUTE, org_id=org_id, workspace_id=workspace_id, team=TEAM, repo=REPO)
-        tokens = {name: orchestrators.mint_token(tx, org_id=org_id, label=name)[1] for name in ("laptop", "desktop")}
+        tokens = {
+            name: orchestrators.mint_token(tx, org_id=org_id, label=name)[1] for name in ("laptop", "desktop")
+        }
         demo = Demo(str(org_id), webhook_secret, tokens)
         kept.touch(mode=0o600)
         kept.write_text(json.dumps(asdict(demo)))

@@ -29,11 +29,15 @@ def application() -> WSGI:
                     environ = {**environ, "SCRIPT_NAME": prefix, "PATH_INFO": path[len(prefix) :] or "/"}
                 return app(environ, start_response)
         start_response("404 Not Found", [("Content-Type", "text/plain; charset=utf-8")])
-        return [f"nothing here; there are: {', '.join(f'{prefix} ({target})' for prefix, target in MOUNTS.items())}\n".encode()]
+        return [
+            f"nothing here; there are: {', '.join(f'{prefix} ({target})' for prefix, target in MOUNTS.items())}\n".encode()
+        ]
 
     return route
 
 
 if __name__ == "__main__":
     # Two processes would need two pools; one process with threads is what the cloud runs.
-    GunicornApplication(application(), "127.0.0.1", int(sys.argv[1]), debug=False, threads=8, graceful_timeout=5).run()
+    GunicornApplication(
+        application(), "127.0.0.1", int(sys.argv[1]), debug=False, threads=8, graceful_timeout=5
+    ).run()

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import httpx
 
@@ -44,7 +44,9 @@ class Stack:
     def tick(self) -> dict[str, Any]:
         """Does what the cloud's scheduler does every minute. Returns the counts of the sweep."""
         answer = httpx.post(
-            f"{self.url}/sweep", headers={"Authorization": f"Bearer {self.environment['CRON_SECRET']}"}, timeout=60
+            f"{self.url}/sweep",
+            headers={"Authorization": f"Bearer {self.environment['CRON_SECRET']}"},
+            timeout=60,
         )
         answer.raise_for_status()
         counts: dict[str, Any] = answer.json()
@@ -53,7 +55,12 @@ class Stack:
 
 @contextmanager
 def running(
-    data: Path, *, port: int = 0, overrides: dict[str, str] | None = None, say: Callable[[str], None] = print, log: Path | None = None
+    data: Path,
+    *,
+    port: int = 0,
+    overrides: dict[str, str] | None = None,
+    say: Callable[[str], None] = print,
+    log: Path | None = None,
 ) -> Iterator[Stack]:
     """Starts everything, yields when it answers, and leaves nothing running.
 
@@ -71,7 +78,9 @@ def running(
             say("database: the one that DATABASE_URL names")
         else:
             say("database: starting the embedded Postgres")
-            postgres = stack.enter_context(LocalPostgres(data / "postgres", binaries=find_binaries(os.environ)))
+            postgres = stack.enter_context(
+                LocalPostgres(data / "postgres", binaries=find_binaries(os.environ))
+            )
             url = postgres.create_database("dispatch")
         environment = {
             **_secrets_of(data),
@@ -80,9 +89,9 @@ def running(
             "LOG_LEVEL": os.environ.get("LOG_LEVEL", "INFO"),
             **(overrides or {}),
         }
-        applied = migrate(url, tls=environment["DATABASE_TLS"])
-        say(f"schema: {'applied ' + ', '.join(applied) if applied else 'up to date'}")
         settings = Settings.from_environment(environment)
+        applied = migrate(url, tls=settings.database_tls)
+        say(f"schema: {'applied ' + ', '.join(applied) if applied else 'up to date'}")
         engine = engine_for(settings)
         try:
             demo = seed(engine, settings, data / "demo.json")
@@ -120,8 +129,12 @@ def _serving(environment: dict[str, str], port: int, log: Path | None) -> Iterat
     """The functions in a process of their own, as in a cloud: killing it is a crash, not an exit of the stack."""
     output = None if log is None else log.open("ab")
     # PATH and the like come along; settings do not, or a stray variable of the developer's shell would change the demo.
-    inherited = {name: value for name, value in os.environ.items() if name in ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "VIRTUAL_ENV")}
-    process = subprocess.Popen(  # noqa: S603 - our own module
+    inherited = {
+        name: value
+        for name, value in os.environ.items()
+        if name in ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "VIRTUAL_ENV")
+    }
+    process = subprocess.Popen(
         [sys.executable, "-m", "infra.local.serve", str(port)],
         cwd=ROOT,
         env={**inherited, **environment},
@@ -148,7 +161,9 @@ def _until_it_answers(process: subprocess.Popen[bytes], port: int) -> None:
     deadline = time.monotonic() + 30
     while time.monotonic() < deadline:
         if process.poll() is not None:
-            raise SystemExit(f"the functions did not start (exit code {process.returncode}); their log says why")
+            raise SystemExit(
+                f"the functions did not start (exit code {process.returncode}); their log says why"
+            )
         try:
             httpx.get(f"http://{HOST}:{port}/", timeout=2)
         except httpx.TransportError:
@@ -171,9 +186,11 @@ class Cron(threading.Thread):
             try:
                 self._stack.tick()
             except httpx.HTTPError as error:
-                print(f"cron: the sweep did not answer ({type(error).__name__}); trying again in {self._every:g} s")
+                print(
+                    f"cron: the sweep did not answer ({type(error).__name__}); trying again in {self._every:g} s"
+                )
 
-    def __enter__(self) -> Cron:
+    def __enter__(self) -> Self:
         self.start()
         return self
 

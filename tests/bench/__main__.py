@@ -22,10 +22,14 @@ from tests.bench.harness import Bench, Row
 def main() -> None:
     """Measures and prints."""
     parser = argparse.ArgumentParser(prog="make bench", description=__doc__)
-    parser.add_argument("cases", nargs="*", help=f"which: {', '.join(case.__name__ for case in CASES)} (default: all)")
+    parser.add_argument(
+        "cases", nargs="*", help=f"which: {', '.join(case.__name__ for case in CASES)} (default: all)"
+    )
     parser.add_argument("--rounds", type=int, default=5, help="interleaved rounds of each side")
     parser.add_argument("--seconds", type=float, default=2, help="how long one side of a round runs")
-    parser.add_argument("--many", type=int, default=200_000, help="how many rows stand beside the measured ones")
+    parser.add_argument(
+        "--many", type=int, default=200_000, help="how many rows stand beside the measured ones"
+    )
     parser.add_argument("--expired", type=int, default=50_000, help="how many expired claims the sweep finds")
     parser.add_argument("--json", type=Path, help="write the figures, round by round")
     options = parser.parse_args()
@@ -45,7 +49,10 @@ def main() -> None:
                     rows.append(row)
                     raw = "" if row.raw is None else f"{row.raw:10,.2f}"
                     ratio = "" if row.ratio is None else f"{row.ratio:9.2f}"
-                    print(f"{row.case:40} {row.unit:>11} {row.ours:10,.2f} {raw:>10} {ratio:>9}  {row.target}", flush=True)
+                    print(
+                        f"{row.case:40} {row.unit:>11} {row.ours:10,.2f} {raw:>10} {ratio:>9}  {row.target}",
+                        flush=True,
+                    )
     if options.json:
         about = {"python": platform.python_version(), "machine": platform.machine(), "cpus": os.cpu_count()}
         options.json.write_text(json.dumps({"about": about, "rows": [asdict(row) for row in rows]}, indent=1))

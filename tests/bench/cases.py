@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 from sqlalchemy import Engine, text
 
@@ -34,6 +35,7 @@ from tests.given import POLICY, Machine, Tenant, a_machine, a_message, a_session
 
 ROOT = Path(__file__).resolve().parents[2]
 KILOBYTE = "x" * 900
+Message = dict[str, Any]
 
 FILL = sql("""
     with s as (
@@ -43,7 +45,8 @@ FILL = sql("""
       returning org_id, id
     )
     insert into dispatch_queue (org_id, id, orchestrator_id, session_id, payload, available_at)
-    select org_id, gen_random_uuid(), :orchestrator_id, id, cast(:payload as jsonb), now() - interval '1 hour' + random() * interval '1 minute'
+    select org_id, gen_random_uuid(), :orchestrator_id, id, cast(:payload as jsonb),
+           now() - interval '1 hour' + random() * interval '1 minute'
       from s
 """)
 CLAIM_ALL = sql("""
@@ -51,7 +54,7 @@ CLAIM_ALL = sql("""
       update dispatch_queue set claimed_at = now() - interval '1 day', claimed_by = orchestrator_id, attempts = 1
        where org_id = :org_id and orchestrator_id = :orchestrator_id returning org_id, session_id, id, orchestrator_id
     ), s as (
-      update dispatch_sessions set status = 'dispatched' from c where dispatch_sessions.org_id = c.org_id and dispatch_sessions.id = c.session_id
+      update dispatch_sessions s set status = 'dispatched' from c where s.org_id = c.org_id and s.id = c.session_id
     )
     insert into session_events (org_id, session_id, type, orchestrator_id, queue_id, attempt)
     select org_id, session_id, 'claimed', orchestrator_id, id, 1 from c
@@ -105,7 +108,8 @@ def emptied(bench: Bench) -> Iterator[tuple[Tenant, Engine]]:
 BARE = """
     drop schema if exists bare cascade;
     create schema bare;
-    create table bare.sessions (id uuid primary key, issue uuid, title text, status text default 'pending', created_at timestamptz default now());
+    create table bare.sessions (id uuid primary key, issue uuid, title text, status text default 'pending',
+                                created_at timestamptz default now());
     create table bare.events (session_id uuid, id bigint generated always as identity, type text, created_at timestamptz default now(),
                               primary key (session_id, id));
     create table bare.queue (id uuid primary key, machine integer, session_id uuid unique, payload jsonb, attempts integer default 0,
@@ -163,12 +167,22 @@ def enqueue(bench: Bench) -> Iterator[Row]:
             message = a_message(description=KILOBYTE)
             bare(engine)
 
-            def client(own: Engine, _: int, tenant: Tenant = tenant, machine: Machine = machine) -> Callable[[], int]:
+            def client(
+                own: Engine,
+                _: int,
+                tenant: Tenant = tenant,
+                machine: Machine = machine,
+                message: Message = message,
+            ) -> Callable[[], int]:
                 def step() -> int:
                     with transaction(own) as tx:
                         session_id = a_session(tx, tenant, machine)
                         dispatch_queue.enqueue_dispatch(
-                            tx, org_id=tenant.org_id, orchestrator_id=machine.id, session_id=session_id, message=message
+                            tx,
+                            org_id=tenant.org_id,
+                            orchestrator_id=machine.id,
+                            session_id=session_id,
+                            message=message,
                         )
                     return 1
 
@@ -192,7 +206,13 @@ def claim_and_settle(bench: Bench) -> Iterator[Row]:
     """One piece of work claimed and completed: two commits on both sides; ours with fence, limit, session and history."""
     for clients, target in ((1, ".60"), (8, ".45")):
         with emptied(bench) as (tenant, engine):
-            machines = _filled(bench, tenant, engine, clients, rows=int((bench.seconds + 1) * bench.rounds * 1500 / clients**0.5))
+            machines = _filled(
+                bench,
+                tenant,
+                engine,
+                clients,
+                rows=int((bench.seconds + 1) * bench.rounds * 1500 / clients**0.5),
+            )
             bare(engine, int((bench.seconds + 1) * bench.rounds * 3500 / clients**0.5), clients)
 
             def client(
@@ -202,7 +222,11 @@ def claim_and_settle(bench: Bench) -> Iterator[Row]:
                     machine = machines[number]
                     with transaction(own) as tx:
                         got = dispatch_queue.claim_many(
-                            tx, org_id=tenant.org_id, orchestrator_id=machine.id, limit=1, concurrency_limit=64
+                            tx,
+                            org_id=tenant.org_id,
+                            orchestrator_id=machine.id,
+                            limit=1,
+                            concurrency_limit=64,
                         )
                     with transaction(own) as tx:
                         _settle(tx, tenant, machine, got[0])
@@ -225,7 +249,11 @@ def claim_several(bench: Bench) -> Iterator[Row]:
             bare(engine, needed * 3, 2)
 
             def client(
-                own: Engine, number: int, tenant: Tenant = tenant, machines: list[Machine] = machines, batch: int = batch
+                own: Engine,
+                number: int,
+                tenant: Tenant = tenant,
+                machines: list[Machine] = machines,
+                batch: int = batch,
             ) -> Callable[[], int]:
                 def step() -> int:
                     with transaction(own) as tx:
@@ -256,7 +284,11 @@ def _filled(bench: Bench, tenant: Tenant, engine: Engine, machines: int, *, rows
 
 def _settle(tx: Tx, tenant: Tenant, machine: Machine, work: dispatch_queue.Work) -> None:
     settled = dispatch_queue.settle(
-        tx, org_id=tenant.org_id, orchestrator_id=machine.id, session_id=work.session_id, attempt=work.attempts
+        tx,
+        org_id=tenant.org_id,
+        orchestrator_id=machine.id,
+        session_id=work.session_id,
+        attempt=work.attempts,
     )
     assert settled is not None
     sessions.close_session(
@@ -285,7 +317,9 @@ def beside_many(bench: Bench) -> Iterator[Row]:
                     fill(bench, tenant, mine, 2_000)
                 one = bench.engine()
                 measured["poll"].append([p50(partial(_poll, one, mine), 200) for _ in range(bench.rounds)])
-                measured["claim"].append([p50(partial(_claim_one, one, mine), 60) for _ in range(bench.rounds)])
+                measured["claim"].append(
+                    [p50(partial(_claim_one, one, mine), 60) for _ in range(bench.rounds)]
+                )
                 one.dispose()
         for what, (few, many) in measured.items():
             yield row(f"{what} beside {bench.many:,} rows ({whose})", "ms p50", many, few, "≤ 1.25")
@@ -308,7 +342,8 @@ def _claim_one(engine: Engine, machine: Machine) -> None:
 
 BARE_SWEEP = """
     update bare.queue set claimed_at = null, available_at = now() + interval '60 s'
-     where id in (select id from bare.queue where claimed_at < now() - interval '30 min' order by claimed_at limit 5000 for update skip locked)
+     where id in (select id from bare.queue
+                   where claimed_at < now() - interval '30 min' order by claimed_at limit 5000 for update skip locked)
 """
 
 
@@ -323,13 +358,17 @@ def sweep(bench: Bench) -> Iterator[Row]:
             with engine.connect() as connection:
                 connection.execute(CLAIM_ALL, {"org_id": tenant.org_id, "orchestrator_id": machine.id})
                 connection.exec_driver_sql("update bare.queue set claimed_at = now() - interval '1 day'")
-                connection.exec_driver_sql("create index on bare.queue (claimed_at) where claimed_at is not null")
+                connection.exec_driver_sql(
+                    "create index on bare.queue (claimed_at) where claimed_at is not null"
+                )
                 connection.commit()
                 connection.exec_driver_sql("analyze dispatch_queue")
                 connection.exec_driver_sql("analyze bare.queue")
                 connection.commit()
             began = time.perf_counter()
-            report = sweep_once(engine, policy=POLICY, retention_hours=72, batch_rows=5000, budget_seconds=600)
+            report = sweep_once(
+                engine, policy=POLICY, retention_hours=72, batch_rows=5000, budget_seconds=600
+            )
             ours.append((time.perf_counter() - began) * 1e6 / rows)
             assert report.released == rows, report
             began = time.perf_counter()
@@ -337,7 +376,9 @@ def sweep(bench: Bench) -> Iterator[Row]:
                 while connection.exec_driver_sql(BARE_SWEEP).rowcount:
                     connection.commit()
             raw.append((time.perf_counter() - began) * 1e6 / rows)
-            tick = partial(sweep_once, engine, policy=POLICY, retention_hours=72, batch_rows=500, budget_seconds=50)
+            tick = partial(
+                sweep_once, engine, policy=POLICY, retention_hours=72, batch_rows=500, budget_seconds=50
+            )
             idle.append(p50(tick, 30))
     yield row(f"sweep of {rows:,} expired claims", "µs a row", ours, raw, "≤ 4")
     yield Row(f"idle tick beside {rows:,} rows", "ms p50", median(idle), None, "≤ 6 ms", None, {"ours": idle})
@@ -369,7 +410,9 @@ def requests(bench: Bench) -> Iterator[Row]:
         def delivery() -> None:
             body = json.dumps(linear.delegated("bench", 1)).encode()
             signature = hmac.new(demo.webhook_secret.encode(), body, hashlib.sha256).hexdigest()
-            answer = webhook_function.handle(app, Request("POST", "/", {}, {"linear-signature": signature}, body))
+            answer = webhook_function.handle(
+                app, Request("POST", "/", {}, {"linear-signature": signature}, body)
+            )
             assert answer.body is not None
             assert answer.body["outcome"] == "started", answer.body
 
@@ -390,7 +433,8 @@ def requests(bench: Bench) -> Iterator[Row]:
         machine, app = a_machine(engine, tenant), App(bench.settings(), engine)
         request = Request("GET", "/api/dispatch/poll", {}, {"authorization": f"Bearer {machine.token}"})
         ours, raw = bench.interleaved(
-            partial(p50, partial(claim_function.handle, app, request), 300), partial(p50, partial(_select, engine), 300)
+            partial(p50, partial(claim_function.handle, app, request), 300),
+            partial(p50, partial(_select, engine), 300),
         )
         yield row("poll, empty, beside select 1", "ms p50", ours, raw, "≤ 3")
 
@@ -420,8 +464,10 @@ def cold_start(bench: Bench) -> Iterator[Row]:
 
 def _import_ms(statement: str) -> float:
     """Inside the process, so that the interpreter's own start does not count."""
-    code = f"import time; began = time.perf_counter(); {statement}; print((time.perf_counter() - began) * 1000)"
-    ran = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)  # noqa: S603
+    code = (
+        f"import time; began = time.perf_counter(); {statement}; print((time.perf_counter() - began) * 1000)"
+    )
+    ran = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     return float(ran.stdout)
 
 

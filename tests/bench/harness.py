@@ -53,12 +53,14 @@ class Bench:
 
     def settings(self) -> Settings:
         """The product's own settings, on this database."""
-        return Settings.from_environment({
+        return Settings.from_environment(
+            {
                 "DATABASE_URL": self.url,
                 "DATABASE_TLS": "off",
                 "DATABASE_POOL_SIZE": "1",
                 "BRIDGE_ENCRYPTION_KEY": base64.b64encode(bytes(32)).decode(),
-            })
+            }
+        )
 
     def engine(self) -> Engine:
         """An engine of its own for the process that asks."""
@@ -92,7 +94,7 @@ class Bench:
         for process in processes:
             process.start()
         barrier.wait()
-        found = [results.get(timeout=self.seconds + 60) for _ in processes]
+        found: list[tuple[int, float]] = [results.get(timeout=self.seconds + 60) for _ in processes]
         for process in processes:
             process.join()
         return sum(done / took for done, took in found)
@@ -103,11 +105,20 @@ class Bench:
         with tempfile.NamedTemporaryFile("w", suffix=".sql") as file:
             file.write(script)
             file.flush()
-            command = [str(self.bin / "pgbench"), "-n", "-M", "prepared", "-c", str(clients), "-j", str(min(clients, 2))]
+            command = [
+                str(self.bin / "pgbench"),
+                "-n",
+                "-M",
+                "prepared",
+                "-c",
+                str(clients),
+                "-j",
+                str(min(clients, 2)),
+            ]
             command += ["-T", str(max(1, round(self.seconds))), "-f", file.name]
             command += ["-h", str(url.host), "-p", str(url.port), "-U", str(url.username), str(url.database)]
             environment = {**os.environ, "PGPASSWORD": str(url.password)}
-            ran = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)  # noqa: S603
+            ran = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
         found = re.search(r"tps = ([0-9.]+)", ran.stdout)
         assert found is not None, ran.stdout
         return float(found.group(1)) * units
