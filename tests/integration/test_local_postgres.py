@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -19,6 +20,7 @@ from sqlalchemy.engine import make_url
 from infra.local import postgres as launcher
 from infra.local import server_process, unprivileged
 from infra.local.postgres import LocalPostgres, find_binaries
+from infra.local.unprivileged import Account
 from shared.errors import ConfigurationError, Conflict, DatabaseUnavailable
 from tests.conftest import a_folder_for_postgres
 
@@ -61,6 +63,10 @@ def answer(url: str, statement: str) -> object:
 def listens(url: str) -> bool:
     with socket.socket() as probe:
         return probe.connect_ex(("127.0.0.1", make_url(url).port or 0)) == 0
+
+
+def process_of_the_server_in(folder: Path) -> int:
+    return int((folder / "cluster" / "postmaster.pid").read_text().split()[0])
 
 
 def until(condition: Callable[[], bool], seconds: float = 20) -> bool:
@@ -170,37 +176,50 @@ def test_the_next_start_waits_for_a_server_whose_launcher_was_just_killed(
 ) -> None:
     process, url = launched
     answer(url, "create table kept as select 42 as answer")
+    left = process_of_the_server_in(folder)
+    os.kill(left, signal.SIGSTOP)  # it would be gone too soon to be in anybody's way
     process.kill()
     process.wait()
-    with server_in(folder) as server:
-        assert answer(server.url("postgres"), "select answer from kept") == 42
+    awakening = threading.Timer(0.3, os.kill, (left, signal.SIGCONT))
+    awakening.start()
+    try:
+        with server_in(folder) as server:
+            assert answer(server.url("postgres"), "select answer from kept") == 42
+    finally:
+        awakening.join()
 
 
 def test_ctrl_c_reaches_the_launcher_which_ends_the_server_in_order(
     launched: tuple[subprocess.Popen[str], str], folder: Path
 ) -> None:
     process, url = launched
-    server = int((folder / "cluster" / "postmaster.pid").read_text().split()[0])
-    assert os.getpgid(server) != os.getpgid(process.pid)
+    assert os.getpgid(process_of_the_server_in(folder)) != os.getpgid(process.pid)
     os.killpg(process.pid, signal.SIGINT)
     process.wait(timeout=20)
     assert not listens(url)
     assert "database system is shut down" in (folder / "server.log").read_text()
 
 
-def test_the_mark_of_a_server_that_has_gone_does_not_block_even_if_its_process_id_lives_on(
+def test_the_mark_of_a_server_that_has_gone_does_not_block_even_if_another_program_has_its_process_id(
     folder: Path,
 ) -> None:
     with server_in(folder):
         mark = (folder / "cluster" / "postmaster.pid").read_text().splitlines()
-    (folder / "cluster" / "postmaster.pid").write_text("\n".join([str(os.getpid()), *mark[1:]]) + "\n")
-    with server_in(folder) as server:
-        assert answer(server.url("postgres"), "select 1") == 1
+    with subprocess.Popen(["/bin/sleep", "60"], **Account.for_postgres().popen_options()) as other:
+        (folder / "cluster" / "postmaster.pid").write_text("\n".join([str(other.pid), *mark[1:]]) + "\n")
+        try:
+            with server_in(folder) as server:
+                assert answer(server.url("postgres"), "select 1") == 1
+            assert other.poll() is None
+        finally:
+            other.kill()
 
 
 def test_a_first_start_that_was_interrupted_begins_anew(folder: Path) -> None:
-    (folder / "cluster.new").mkdir(parents=True)
-    (folder / "cluster.new" / "PG_VERSION").write_text("18")
+    binaries = binaries_in(folder.parent / "interrupted")
+    (binaries / "initdb").write_text("#!/bin/sh\necho 18 > ${1#--pgdata=}/PG_VERSION\nkill -9 $$\n")
+    with pytest.raises(DatabaseUnavailable, match="could not be created"):
+        LocalPostgres(folder, binaries=binaries).start()
     with server_in(folder) as server:
         assert answer(server.url("postgres"), "select 1") == 1
 

@@ -10,7 +10,7 @@ import pytest
 from sqlalchemy import Engine, NullPool, create_engine
 from sqlalchemy.engine import make_url
 
-from infra.admin.migrate import current, migrate
+from infra.admin.migrate import ONE_AT_A_TIME, current, migrate
 from shared.db import SCHEMA_REVISION, schema_revision, transaction
 from shared.errors import Conflict, DatabaseUnavailable
 from tests.databases import Databases
@@ -59,10 +59,15 @@ def test_a_database_with_work_in_it_keeps_it(engine: Engine, database_url: str) 
     assert row_of(engine, queued) is not None
 
 
-def test_two_first_runs_at_once_apply_each_migration_once(empty: str) -> None:
-    with ThreadPoolExecutor(4) as runs:
-        applied = list(runs.map(lambda _: migrate(empty, tls="off"), range(4)))
-    assert sorted(applied) == [[], [], [], [SCHEMA_REVISION]]
+def test_first_runs_at_once_wait_for_each_other_and_apply_each_migration_once(empty: str) -> None:
+    with by_hand(empty) as engine, ThreadPoolExecutor(3) as pool:
+        with engine.begin() as before_them:
+            before_them.exec_driver_sql(ONE_AT_A_TIME)
+            runs = [pool.submit(migrate, empty, tls="off") for _ in range(3)]
+            waiting = "select count(*) from pg_locks where locktype = 'advisory' and not granted"
+            while before_them.exec_driver_sql(waiting).scalar_one() < len(runs):
+                assert not any(run.done() for run in runs)
+        assert sorted(run.result() for run in runs) == [[], [], [SCHEMA_REVISION]]
 
 
 def test_a_migration_that_fails_leaves_nothing_behind(empty: str) -> None:
