@@ -91,3 +91,13 @@ def test_a_database_that_cannot_be_reached_is_named_so(empty: str) -> None:
     nobody_listens = make_url(empty).set(port=1).render_as_string(hide_password=False)
     with pytest.raises(DatabaseUnavailable, match="cannot be reached"):
         migrate(nobody_listens, tls="off")
+
+
+def test_a_table_that_stays_in_use_is_not_waited_for(
+    database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("infra.admin.migrate.DO_NOT_QUEUE_FOR_TABLES", "set local lock_timeout = '20ms'")
+    with by_hand(database_url) as engine, engine.begin() as somebody:
+        somebody.exec_driver_sql("lock table alembic_version in access exclusive mode")
+        with pytest.raises(DatabaseUnavailable, match="in use; nothing was changed, try again"):
+            migrate(database_url, tls="off")
