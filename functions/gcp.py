@@ -21,7 +21,7 @@ from werkzeug.exceptions import RequestEntityTooLarge
 from functions.app import App, app
 from functions.web import Request, Response, error_response
 from shared.errors import BodyTooLarge, ConfigurationError, InvalidRequest
-from shared.log import log_exception
+from shared.log import log, log_exception
 
 if TYPE_CHECKING:
     webhook: Callable[[flask.Request], flask.Response]
@@ -30,6 +30,9 @@ if TYPE_CHECKING:
 
 MOST_BYTES: Final = 5 * 1024 * 1024 + 64 * 1024
 """More than any route accepts, so that the routes' own limits decide; what is beyond is not read to its end."""
+
+MOST_DISCARDED: Final = 32 * 1024 * 1024
+"""What Cloud Run takes of a request at most."""
 
 BODY_TOO_LARGE: Final = 413
 
@@ -71,6 +74,7 @@ def __getattr__(target: str) -> Callable[[flask.Request], flask.Response]:
             response = handle(one, _received(request))
         except (BodyTooLarge, InvalidRequest) as error:
             response = error_response(error)
+            log("INFO", "refused at the door", method=request.method, status=response.status)
         return _sent(response)
 
     globals()[target] = entry_point
@@ -86,6 +90,7 @@ def _received(request: flask.Request) -> Request:
         body = None
     # A body without an announced length is cut off at the limit, not refused.
     if body is None or len(body) >= MOST_BYTES:
+        _discard(request)
         raise BodyTooLarge(
             f"the body is larger than {MOST_BYTES - 1} bytes", field="body", limitBytes=MOST_BYTES - 1
         )
@@ -101,9 +106,16 @@ def _received(request: flask.Request) -> Request:
     )
 
 
+def _discard(request: flask.Request) -> None:
+    """Takes the rest off the wire: a sender that is cut off in the middle sees a broken connection instead of the answer."""
+    left = MOST_DISCARDED
+    while left > 0 and (piece := request.environ["wsgi.input"].read(64 * 1024)):
+        left -= len(piece)
+
+
 def _sent(response: Response) -> flask.Response:
     body, headers = response.encoded()
     if response.status != BODY_TOO_LARGE:
         return flask.Response(body, response.status, headers)
-    # Before it sends an answer that is not a stream, the framework reads the rest of the request; here there is too much of it.
+    # Before it sends an answer that is not a stream, the framework reads the request to its end: here that fails, the end is too far.
     return flask.Response(iter((body,)), response.status, headers)

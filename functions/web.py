@@ -222,7 +222,8 @@ def _failure(app: App, error: Exception) -> Response:
         return error_response(DatabaseUnavailable("all connections are busy, try again", retryAfterSeconds=1))
     if is_connection_failure(error):
         log_exception("the database cannot be reached", error, severity="WARNING")
-        return error_response(DatabaseUnavailable())
+        # Not "nothing was changed": when it went away during COMMIT, nobody knows.
+        return error_response(DatabaseUnavailable("the database cannot be reached, try again"))
     code = error_code(error)
     if code in CONTENTION:
         log_exception("the database gave up on a statement", error, severity="WARNING")

@@ -9,6 +9,7 @@ from uuid import UUID
 from shared.db import Tx, sql
 from shared.errors import Conflict, Forbidden, Unauthenticated
 from shared.ids import new_id, new_token, token_hash
+from shared.log import note
 
 TOKEN_PREFIX_LENGTH = 12
 
@@ -76,7 +77,11 @@ NOTE_USE = sql("""
 
 
 def note_use(tx: Tx, machine: Machine) -> None:
-    """Writes `last_used_at`, at most once a minute: a write on every poll would be most of the database's work."""
+    """Writes `last_used_at`, at most once a minute: a write on every poll would be most of the database's work.
+
+    From here on, the lines that this request logs name the machine.
+    """
+    note(org_id=machine.org_id, orchestrator_id=machine.orchestrator_id)
     if machine.use_is_stale:
         tx.run(NOTE_USE, org_id=machine.org_id, token_id=machine.token_id)
 
