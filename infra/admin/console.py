@@ -1,0 +1,116 @@
+"""What every command works with, and how it finds what its words name."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NoReturn, TypeVar
+from uuid import UUID
+
+from sqlalchemy import Engine
+
+from infra.admin import views
+from infra.admin.output import Printer
+from shared import sessions
+from shared.db import Tx
+from shared.errors import Conflict, InvalidRequest, NotFound
+from shared.sessions import Session
+from shared.settings import Settings
+
+Named = TypeVar("Named", views.Organization, views.Workspace, views.Machine)
+
+
+@dataclass(frozen=True)
+class Console:
+    """One command under way: its words (`options`), the deployment's settings, the database, and where its result goes."""
+
+    options: argparse.Namespace
+    settings: Settings
+    engine: Engine
+    printer: Printer
+
+    def show_list(self, rows: Sequence[Any], columns: Mapping[str, str], *, nothing: str) -> None:
+        """A list that `--limit` has bounded; says so when it may have cut it."""
+        self.printer.rows(rows, columns, nothing=nothing)
+        if len(rows) == self.options.limit:
+            self.printer.hint(f"these are {len(rows)}; --limit shows more")
+
+    def organization(self, tx: Tx) -> UUID:
+        """The organization that `--org` names by name or id; the only one where it is not given.
+
+        Raises NotFound (lists those that exist), InvalidRequest when there are several and none is named.
+        """
+        return _one_of(views.organizations(tx, limit=1000), self.options.org, "organization", "--org").id
+
+    def workspace(self, tx: Tx, org_id: UUID, wanted: str | None) -> views.Workspace:
+        """A workspace by name, id or Linear's id; the only one where none is named. Raises as `organization`."""
+        known = views.workspaces(tx, org_id=org_id, limit=1000)
+        return _one_of(known, wanted, "workspace", "--workspace")
+
+    def machine(self, tx: Tx, org_id: UUID, wanted: str) -> views.Machine:
+        """A machine by name or id. Raises NotFound, which lists those that exist."""
+        known = views.machines(
+            tx, org_id=org_id, limit=1000, offline_after=self.settings.orchestrator_offline_after_seconds
+        )
+        return _one_of(known, wanted, "orchestrator", "--machine")
+
+    def session(self, tx: Tx, org_id: UUID, wanted: str) -> Session:
+        """A session by its id, or the newest one of an issue by the issue's identifier.
+
+        Raises NotFound (names the newest that exist), Conflict when two workspaces have an issue of that identifier.
+        """
+        session_id = _uuid(wanted)
+        if session_id is None:
+            found = sessions.listed(tx, org_id=org_id, identifier=wanted, limit=20)
+            candidates = [sessions.get_session(tx, org_id=org_id, session_id=each.id) for each in found]
+            same = [each for each in candidates if each is not None]
+            if len({each.workspace_id for each in same}) > 1:
+                ids = ", ".join(f"{each.id} ({each.status})" for each in same)
+                raise Conflict(f"several workspaces have an issue {wanted}; name the session: {ids}")
+            session = same[0] if same else None
+        else:
+            session = sessions.get_session(tx, org_id=org_id, session_id=session_id)
+        if session is None:
+            newest = sessions.listed(tx, org_id=org_id, limit=5)
+            _nothing("session", wanted, [each.linear_identifier for each in newest], "the newest are")
+        return session
+
+
+def _one_of(known: Sequence[Named], wanted: str | None, kind: str, option: str) -> Named:
+    names = [each.name for each in known]
+    if wanted is None:
+        if len(known) == 1:
+            return known[0]
+        if not known:
+            raise NotFound(f"there is no {kind} yet")
+        raise InvalidRequest(
+            f"there are several {kind}s, name one with {option}: {', '.join(names)}", field=option
+        )
+    wanted_id = _uuid(wanted)
+    found = [each for each in known if wanted in each.names() or each.id == wanted_id]
+    if len(found) > 1:
+        raise Conflict(
+            f'several {kind}s are called "{wanted}"; give the id: {", ".join(str(each.id) for each in found)}'
+        )
+    if not found:
+        _nothing(kind, wanted, names)
+    return found[0]
+
+
+def _nothing(kind: str, wanted: str, known: Iterable[str], introduction: str = "there are") -> NoReturn:
+    listed = ", ".join(dict.fromkeys(known))
+    rest = f"{introduction}: {listed}" if listed else "there is none"
+    raise NotFound(f'no {kind} "{wanted}"; {rest}')
+
+
+def _uuid(text: str) -> UUID | None:
+    try:
+        return UUID(text)
+    except ValueError:
+        return None
+
+
+def names_of(tx: Tx, org_id: UUID) -> dict[Any, str]:
+    """The machines' names by id; a removed machine has none."""
+    return {row.id: row.name for row in views.machine_names(tx, org_id=org_id)}

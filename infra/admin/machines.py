@@ -1,0 +1,139 @@
+"""`token` and `orchestrators`: the machines and what they identify themselves with."""
+
+from __future__ import annotations
+
+from infra.admin import views
+from infra.admin.arguments import Group, between, name, word
+from infra.admin.console import Console
+from shared import orchestrators
+from shared.db import OPERATOR, transaction
+from shared.errors import Conflict, InvalidRequest, NotFound
+from shared.ids import TOKEN_PREFIX
+
+
+def add_to(commands: Group) -> None:
+    """Adds the commands."""
+    token = commands.group("token", "what machines identify themselves with")
+    mint = token.command("mint", mint_token, "make a token; it is shown this once")
+    mint.takes("--label", type=name, metavar="TEXT", help="what it is for, e.g. the machine's name")
+    mint.takes(
+        "--expires-days",
+        type=between(1, 3_650),
+        metavar="N",
+        help="it ends by itself after N days (default: never)",
+    )
+    token.command("list", list_tokens, "the organization's tokens, without the tokens themselves").limited()
+    revoke = token.command("revoke", revoke_token, "end a token at once")
+    revoke.takes(
+        "token",
+        type=word,
+        metavar="TOKEN",
+        help="its id or its first 12 characters, as `token list` shows them",
+    )
+
+    machine = commands.group("orchestrators", "the registered machines")
+    machine.command("list", list_machines, "who is online, and who has how much to do").limited()
+    remove = machine.command("remove", remove_machine, "remove a machine with its tokens and routes")
+    remove.takes("machine", type=word, metavar="NAME", help="its name or id")
+
+
+def mint_token(console: Console) -> int:
+    """`token mint`"""
+    options = console.options
+    with transaction(console.engine, OPERATOR) as tx:
+        org_id = console.organization(tx)
+        token_id, token = orchestrators.mint_token(
+            tx, org_id=org_id, label=options.label, days=options.expires_days
+        )
+    # The token alone on standard output, so that it can go straight into a file or another program.
+    console.printer.said(
+        token, id=token_id, token=token, label=options.label, expires_days=options.expires_days
+    )
+    console.printer.hint(f"this is the only time that it is shown; its id is {token_id}")
+    return 0
+
+
+def list_tokens(console: Console) -> int:
+    """`token list`"""
+    with transaction(console.engine, OPERATOR) as tx:
+        rows = views.tokens(tx, org_id=console.organization(tx), limit=console.options.limit)
+    columns = {
+        "begins with": "prefix",
+        "id": "id",
+        "status": "status",
+        "machine": "machine",
+        "made": "created_at",
+        "expires": "expires_at",
+        "last used": "last_used_at",
+        "label": "label",
+    }
+    console.show_list(rows, columns, nothing="no token yet: make one with `token mint`")
+    return 0
+
+
+def revoke_token(console: Console) -> int:
+    """`token revoke TOKEN`"""
+    wanted: str = console.options.token
+    if wanted.startswith(TOKEN_PREFIX) and len(wanted) > orchestrators.TOKEN_PREFIX_LENGTH:
+        raise InvalidRequest("that is a token itself; give its id or its first 12 characters", field="TOKEN")
+    with transaction(console.engine, OPERATOR) as tx:
+        org_id = console.organization(tx)
+        known = views.tokens(tx, org_id=org_id, limit=10_000)
+        found = [token for token in known if wanted in (str(token.id), token.prefix)]
+        if not found:
+            listed = ", ".join(f"{token.prefix} {token.id}" for token in known[:20])
+            raise NotFound(f'no token "{wanted}"; ' + (f"there are: {listed}" if listed else "there is none"))
+        if len(found) > 1:
+            raise Conflict(
+                f"several tokens begin with {wanted}; give the id: {', '.join(str(token.id) for token in found)}"
+            )
+        revoked = orchestrators.revoke_token(tx, org_id=org_id, token_id=found[0].id)
+    sentence = "is revoked: its next request is refused" if revoked else "was revoked before"
+    console.printer.said(f"token {found[0].prefix} {sentence}", id=found[0].id, status="revoked")
+    return 0
+
+
+def list_machines(console: Console) -> int:
+    """`orchestrators list`"""
+    offline_after = console.settings.orchestrator_offline_after_seconds
+    with transaction(console.engine, OPERATOR) as tx:
+        rows = views.machines(
+            tx, org_id=console.organization(tx), limit=console.options.limit, offline_after=offline_after
+        )
+    columns = {
+        "machine": "name",
+        "id": "id",
+        "online": "online",
+        "limit": "max_concurrent_jobs",
+        "held": "held",
+        "waiting": "waiting",
+        "last heartbeat": "heartbeat_age_seconds",
+        "repos": "repos",
+    }
+    console.show_list(
+        rows,
+        columns,
+        nothing="no machine has registered yet: `token mint`, then start an orchestrator with it",
+    )
+    return 0
+
+
+def remove_machine(console: Console) -> int:
+    """`orchestrators remove NAME`"""
+    with transaction(console.engine, OPERATOR) as tx:
+        org_id = console.organization(tx)
+        machine = console.machine(tx, org_id, console.options.machine)
+        burden = orchestrators.remove(tx, org_id=org_id, orchestrator_id=machine.id)
+    if burden is not None:
+        raise Conflict(
+            f"{machine.name} holds {burden.held} rows and {burden.waiting} wait for it. Stop its program: after "
+            f"{console.settings.dispatch_reroute_after_seconds} s without a heartbeat the sweep hands them to other machines that serve "
+            "their repositories (`repo-route set` names one). Or cancel them: `queue list --machine NAME`, then `cancel SESSION`"
+        )
+    console.printer.said(
+        f"removed {machine.name} with its tokens and routes",
+        id=machine.id,
+        name=machine.name,
+        outcome="removed",
+    )
+    return 0
