@@ -13,7 +13,7 @@ from shared.db import Tx, sql
 # and a start, or the three webhooks of one delegation, cannot slip past each other. It ends with the transaction.
 REMEMBER = sql("""
     with alone as materialized (
-      select pg_advisory_xact_lock(hashtextextended(cast(:org_id as text) || :subject, 0))
+      select pg_advisory_xact_lock(hashtextextended(cast(cast(:org_id as uuid) as text) || :subject, 0))
     )
     insert into webhook_deliveries (org_id, workspace_id, content_key, delivery_id, event, outcome)
     select :org_id, :workspace_id, :content_key, :delivery_id, :event, :outcome from alone
