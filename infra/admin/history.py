@@ -7,15 +7,17 @@ from datetime import datetime
 from typing import Any, Final, NamedTuple
 from uuid import UUID
 
+from infra.admin import views
 from infra.admin.arguments import Group, word
 from infra.admin.console import Console, names_of
-from infra.admin.output import duration
+from infra.admin.output import Printer, duration
 from shared import sessions
 from shared.db import OPERATOR, transaction
 from shared.sessions import Event
 
 OPEN: Final = ("pending", "dispatched", "running")
 OVER: Final = ("complete", "error", "cancelled")
+EVENTS: Final = 1000
 ENDS_AN_ATTEMPT: Final = ("released", "dead_lettered", *OVER)
 
 # What of an event's data is shown: facts of ours and the machine's words. Its payload and people's prompts are not.
@@ -106,7 +108,7 @@ class Attempt(NamedTuple):
     machine: str | None
     started_at: datetime
     ended_at: datetime | None
-    seconds: float | None
+    took_seconds: float | None
     outcome: str | None
 
 
@@ -115,38 +117,40 @@ def show_session(console: Console) -> int:
     with transaction(console.engine, OPERATOR) as tx:
         org_id = console.organization(tx)
         session = console.session(tx, org_id, console.options.session)
-        events = sessions.timeline(tx, org_id=org_id, session_id=session.id)
+        events = sessions.timeline(tx, org_id=org_id, session_id=session.id, limit=EVENTS)
         names = names_of(tx, org_id)
+        row = views.row_of(tx, org_id=org_id, session_id=session.id)
     attempts = attempts_of(events, names)
-    facts = session._asdict()
-    machine = facts.pop("orchestrator_id")
-    facts = {**facts, "orchestrator_id": machine, "machine": names.get(machine)}
+    facts = {**session._asdict(), "machine": names.get(session.orchestrator_id)}
     if console.printer.as_json:
+        queue = None if row is None else row._asdict()
         timeline = [
             {**event._asdict(), "machine": names.get(event.orchestrator_id), "data": _told(event)}
             for event in events
         ]
-        console.printer.json(
-            {**facts, "attempts": [each._asdict() for each in attempts], "timeline": timeline}
-        )
+        told = [each._asdict() for each in attempts]
+        console.printer.json({**facts, "queue": queue, "attempts": told, "timeline": timeline})
         return 0
-    console.printer.facts(facts)
+    console.printer.facts({**facts, **_standing(row)})
+    _show_history(console.printer, attempts, _entries(events, names))
+    if len(events) == EVENTS:
+        console.printer.hint(f"these are the oldest {EVENTS} events; there may be more")
+    return 0
+
+
+def _show_history(printer: Printer, attempts: Sequence[Attempt], entries: Sequence[Entry]) -> None:
+    columns = {
+        "attempt": "attempt",
+        "machine": "machine",
+        "claimed": "started_at",
+        "took": "took_seconds",
+        "outcome": "outcome",
+    }
+    shown = [
+        each._replace(machine=each.machine or "removed", outcome=each.outcome or "held") for each in attempts
+    ]
     print()
-    console.printer.rows(
-        [
-            each._replace(machine=each.machine or "removed", outcome=each.outcome or "held")
-            for each in attempts
-        ],
-        {
-            "attempt": "attempt",
-            "machine": "machine",
-            "claimed": "started_at",
-            "took": "seconds",
-            "outcome": "outcome",
-        },
-        nothing="never claimed",
-    )
-    print()
+    printer.rows(shown, columns, nothing="never claimed")
     columns = {
         "at (UTC)": "at",
         "since start": "since_start",
@@ -156,8 +160,21 @@ def show_session(console: Console) -> int:
         "machine": "machine",
         "detail": "detail",
     }
-    console.printer.rows(_entries(events, names), columns, nothing="no history")
-    return 0
+    print()
+    printer.rows(entries, columns, nothing="no history")
+
+
+def _standing(row: views.Row | None) -> dict[str, Any]:
+    """Why an open session does not move: where its row stands."""
+    if row is None:
+        return {}
+    return {
+        "queue_row": row.queue_id,
+        "queue_state": f"{row.state}, to be stopped" if row.stop_requested else row.state,
+        "claimed_for_seconds": row.claim_age_seconds,
+        "next_attempt_in_seconds": row.next_attempt_in_seconds,
+        "last_error": row.last_error,
+    }
 
 
 def attempts_of(events: Sequence[Event], names: Mapping[Any, str]) -> list[Attempt]:

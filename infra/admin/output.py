@@ -57,6 +57,8 @@ def duration(seconds: float | None) -> str:
     """A length of time in its two largest units."""
     if seconds is None:
         return "-"
+    if 0 < seconds < 1:
+        return f"{seconds:.3f} s"
     whole = int(seconds)
     for size, name, smaller, smaller_name in (
         (86_400, "d", 3_600, "h"),

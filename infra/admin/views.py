@@ -176,15 +176,17 @@ class Row(NamedTuple):
     title: str
 
 
-# Machine by machine along the queue's two indexes: no machine's backlog is read further than `limit` rows.
-QUEUE = sql("""
+_ROW = """
     select q.id, q.session_id, s.linear_identifier, o.name,
            case when q.claimed_at is not null then 'claimed' when q.available_at <= now() then 'waiting' else 'backing off' end,
            q.cancel_requested_at is not null, q.attempts,
            cast(extract(epoch from now() - q.created_at) as double precision),
            cast(extract(epoch from now() - q.claimed_at) as double precision),
            case when q.claimed_at is null then cast(greatest(extract(epoch from q.available_at - now()), 0) as double precision) end,
-           q.last_error, s.title
+           q.last_error, s.title"""
+
+# Machine by machine along the queue's two indexes: no machine's backlog is read further than `limit` rows.
+QUEUE = sql(f"""{_ROW}
       from orchestrators o
       cross join lateral (
         (select * from dispatch_queue c
@@ -217,3 +219,17 @@ def queue(
         QUEUE, org_id=org_id, limit=limit, claimed=claimed, waiting=waiting, orchestrator_id=orchestrator_id
     )
     return [Row(*row) for row in rows]
+
+
+ROW_OF = sql(f"""{_ROW}
+      from dispatch_queue q
+      join orchestrators o on o.org_id = q.org_id and o.id = q.orchestrator_id
+      join dispatch_sessions s on s.org_id = q.org_id and s.id = q.session_id
+     where q.org_id = :org_id and q.session_id = :session_id
+""")
+
+
+def row_of(tx: Tx, *, org_id: UUID, session_id: UUID) -> Row | None:
+    """The queue row of a session; None once it is over."""
+    row = tx.first(ROW_OF, org_id=org_id, session_id=session_id)
+    return None if row is None else Row(*row)

@@ -576,7 +576,8 @@ def test_a_session_is_shown_with_its_attempts_and_its_timeline(
     facts = dispatchctl("sessions", "show", queued.session_id, "--json").json
     assert [(each["attempt"], each["outcome"]) for each in facts["attempts"]] == [(1, "released"), (2, None)]
     assert [each["type"] for each in facts["timeline"]] == ["created", "claimed", "released", "claimed"]
-    assert facts["attempts"][0]["seconds"] >= 0
+    assert facts["attempts"][0]["took_seconds"] >= 0
+    assert (facts["queue"]["state"], facts["queue"]["attempts"]) == ("claimed", 2)
 
 
 def test_a_history_shows_no_payload(
