@@ -12,6 +12,7 @@ from uuid import UUID
 from pydantic import BaseModel
 
 from functions.app import App
+from functions.session_view import event_view, session_view
 from functions.web import Request, Response, Route, bearer_token, dispatch, integer_parameter, read_json
 from shared import dispatch_queue, orchestrators, sessions
 from shared.db import CLAIM, Tx, transaction
@@ -26,7 +27,6 @@ from shared.messages import (
     RenewRequest,
     StatusRequest,
     dispatch_message,
-    timestamp,
 )
 
 BODY_LIMIT = 256 * 1024
@@ -316,51 +316,7 @@ def session(app: App, request: Request, session_id: str) -> Response:
         if found is None:
             raise NotFound(f"no session {session_id}")
         events = sessions.timeline(tx, org_id=machine.org_id, session_id=id_)
-    return Response(
-        200, {"session": _session_view(found), "events": [_event_view(event) for event in events]}
-    )
-
-
-def _session_view(found: sessions.Session) -> dict[str, Any]:
-    view = {
-        "id": str(found.id),
-        "orgId": str(found.org_id),
-        "workspaceId": str(found.workspace_id),
-        "orchestratorId": None if found.orchestrator_id is None else str(found.orchestrator_id),
-        "linearIssueId": found.linear_issue_id,
-        "linearIdentifier": found.linear_identifier,
-        "agentSessionId": found.linear_agent_session_id,
-        "teamId": found.team_id,
-        "title": found.title,
-        "url": found.url,
-        "repo": found.repo,
-        "status": found.status,
-        "progressPercent": found.progress_percent,
-        "prUrl": found.pr_url,
-        "summary": found.summary,
-        "tokensUsed": found.tokens_used,
-        "costUsd": None if found.cost_usd is None else float(found.cost_usd),
-        "errorCode": found.error_code,
-        "errorMessage": found.error_message,
-        "createdAt": timestamp(found.created_at),
-        "updatedAt": timestamp(found.updated_at),
-        "startedAt": None if found.started_at is None else timestamp(found.started_at),
-        "endedAt": None if found.ended_at is None else timestamp(found.ended_at),
-    }
-    return {name: value for name, value in view.items() if value is not None}
-
-
-def _event_view(event: sessions.Event) -> dict[str, Any]:
-    view = {
-        "type": event.type,
-        "orchestratorId": None if event.orchestrator_id is None else str(event.orchestrator_id),
-        "queueId": None if event.queue_id is None else str(event.queue_id),
-        "attempt": event.attempt,
-        # A dead letter keeps the whole message; the machine has had it.
-        "data": None if event.data is None else {k: v for k, v in event.data.items() if k != "payload"},
-        "createdAt": timestamp(event.created_at),
-    }
-    return {name: value for name, value in view.items() if value is not None}
+    return Response(200, {"session": session_view(found), "events": [event_view(event) for event in events]})
 
 
 ROUTES = [
