@@ -126,7 +126,7 @@ BARE_CYCLE = """
        order by available_at, id limit 1 for update skip locked)
     update bare.queue q set claimed_at = now(), attempts = attempts + 1 from c where q.id = c.id and q.claimed_at is null
     returning q.id \\gset
-    delete from bare.queue where id = :'id';
+    delete from bare.queue where id = cast(:id as uuid);
 """
 BARE_CLAIM = """
     with c as materialized (
