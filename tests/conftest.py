@@ -10,7 +10,7 @@ import base64
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Final
@@ -23,6 +23,7 @@ from infra.local.postgres import LocalPostgres, find_binaries
 from shared.db import engine_for
 from shared.settings import Settings
 from tests.databases import Databases
+from tests.leaks import leaks_in
 
 MEMORY: Final = Path("/dev/shm")  # noqa: S108 - the folder in it gets a random name and is made by us
 # Bytes. A container has 64 MiB of it unless told otherwise; a server with a few databases takes 100.
@@ -87,3 +88,16 @@ def engine(settings: Settings) -> Iterator[Engine]:
     made = engine_for(settings)
     yield made
     made.dispose()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Fails any test during which a log line held a token, a secret or a part of a payload."""
+    report = yield
+    leaks = leaks_in(report.capstdout + "\n" + report.capstderr)
+    if leaks and report.when == "call":
+        report.outcome = "failed"
+        report.longrepr = f"{item.nodeid}: the log holds what it must not:\n" + "\n".join(leaks[:5])
+    return report

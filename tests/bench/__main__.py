@@ -31,6 +31,7 @@ def main() -> None:
         "--many", type=int, default=200_000, help="how many rows stand beside the measured ones"
     )
     parser.add_argument("--expired", type=int, default=50_000, help="how many expired claims the sweep finds")
+    parser.add_argument("--held-seconds", type=float, default=30, help="how long the old snapshot is held")
     parser.add_argument("--json", type=Path, help="write the figures, round by round")
     options = parser.parse_args()
     binaries = find_binaries(os.environ)
@@ -40,7 +41,15 @@ def main() -> None:
         with LocalPostgres(Path(folder) / "postgres", binaries=binaries) as postgres:
             url = postgres.create_database("bench")
             migrate(url, tls="off")
-            bench = Bench(url, Path(binaries), options.rounds, options.seconds, options.many, options.expired)
+            bench = Bench(
+                url,
+                Path(binaries),
+                options.rounds,
+                options.seconds,
+                options.many,
+                options.expired,
+                options.held_seconds,
+            )
             print(f"{'':52} {'ours':>10} {'raw':>10} {'ours/raw':>9}  target")
             for case in CASES:
                 if options.cases and case.__name__ not in options.cases:

@@ -31,7 +31,7 @@ from shared.log import log_from
 from shared.sessions import Result
 from shared.sweep import sweep_once
 from tests.bench.harness import Bench, Row, p50
-from tests.given import POLICY, Machine, Tenant, a_machine, a_message, a_session, a_tenant
+from tests.given import POLICY, Machine, Tenant, a_machine, a_message, a_session, a_tenant, work
 
 ROOT = Path(__file__).resolve().parents[2]
 KILOBYTE = "x" * 900
@@ -338,6 +338,38 @@ def _claim_one(engine: Engine, machine: Machine) -> None:
     assert len(got) == 1
 
 
+def held_snapshot(bench: Bench) -> Iterator[Row]:
+    """Enqueue, claim, settle in a loop while somebody holds an old snapshot, so that no dead row can be removed: last quarter beside first."""
+    with emptied(bench) as (tenant, engine):
+        machine, one, holder = a_machine(engine, tenant), bench.engine(), bench.engine()
+        with holder.connect() as old:
+            old.exec_driver_sql("set transaction isolation level repeatable read")
+            old.exec_driver_sql("select count(*) from dispatch_queue")
+            began, durations = time.perf_counter(), list[float]()
+            while time.perf_counter() - began < bench.held_seconds:
+                at = time.perf_counter()
+                work(one, tenant, machine)
+                with transaction(one) as tx:
+                    got = dispatch_queue.claim_many(
+                        tx, org_id=tenant.org_id, orchestrator_id=machine.id, limit=1, concurrency_limit=64
+                    )
+                with transaction(one) as tx:
+                    _settle(tx, tenant, machine, got[0])
+                durations.append((time.perf_counter() - at) * 1000)
+        one.dispose()
+        holder.dispose()
+    quarter = len(durations) // 4
+    first, last = median(durations[:quarter]), median(durations[-quarter:])
+    yield Row(
+        f"cycle beside a snapshot held {bench.held_seconds:g} s",
+        "ms p50",
+        last,
+        first,
+        "≤ 1.25",
+        last / first,
+    )
+
+
 # -- sweep --------------------------------------------------------------------------------------------------------------
 
 BARE_SWEEP = """
@@ -477,4 +509,4 @@ def row(case: str, unit: str, ours: list[float], raw: list[float], target: str) 
     return Row(case, unit, median(ours), median(raw), target, ratio, {"ours": ours, "raw": raw})
 
 
-CASES = (enqueue, claim_and_settle, claim_several, beside_many, sweep, requests, cold_start)
+CASES = (enqueue, claim_and_settle, claim_several, beside_many, held_snapshot, sweep, requests, cold_start)

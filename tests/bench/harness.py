@@ -50,6 +50,7 @@ class Bench:
     seconds: float
     many: int
     expired: int
+    held_seconds: float
 
     def settings(self) -> Settings:
         """The product's own settings, on this database."""
