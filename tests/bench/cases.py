@@ -339,7 +339,7 @@ def _claim_one(engine: Engine, machine: Machine) -> None:
 
 
 def held_snapshot(bench: Bench) -> Iterator[Row]:
-    """Enqueue, claim, settle in a loop while somebody holds an old snapshot, so that no dead row can be removed: last quarter beside first."""
+    """Enqueue, claim, settle in a loop while an old snapshot keeps every dead row: the last quarter beside the first."""
     with emptied(bench) as (tenant, engine):
         machine, one, holder = a_machine(engine, tenant), bench.engine(), bench.engine()
         with holder.connect() as old:
