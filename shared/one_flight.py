@@ -2,18 +2,21 @@
 
 pg8000 sends Parse, Bind and Execute in Sync cycles of their own: three round trips a statement, and behind a transaction-mode pooler a
 chance for another client's statement in between. Here they travel together, BEGIN in front of the first statement, COMMIT as one simple
-query. It leans on internals, so the driver's version is pinned and checked.
+query. No Flush in between either: with one after each message the server answers in as many packets, and a transaction of one statement
+costs the client 0.40 ms of CPU instead of 0.19. It leans on internals, so the driver's version is pinned and checked.
 """
 
 from __future__ import annotations
 
 import select
+import struct
 import time
+from functools import lru_cache
 from typing import Any, Final
 
 import pg8000
 import pg8000.legacy
-from pg8000.core import EXECUTE_MSG, NULL_BYTE, SYNC_MSG, Context, make_params
+from pg8000.core import EXECUTE_MSG, READY_FOR_QUERY, SYNC_MSG, Context, make_params
 from pg8000.exceptions import DatabaseError, InterfaceError
 from pg8000.legacy import IntegrityError, ProgrammingError
 
@@ -26,10 +29,38 @@ if pg8000.__version__ != WRITTEN_FOR:
 IDLE_SECONDS: Final = 30
 PROBE_SECONDS: Final = 1.0
 
-
 PARAMSTYLE: Final = "numeric_dollar"
 """What the engine must be told: statements arrive with `$1` already. The driver's own conversion looks at every character in Python,
 0.4 ms for a long statement, on every execution."""
+
+
+DESCRIBE_PORTAL: Final = b"D" + struct.pack("!i", 6) + b"P\0"
+
+
+@lru_cache(maxsize=256)
+def _parse(statement: str) -> bytes:
+    """The Parse message of an unnamed statement; the server infers the parameters' types. Ours are constants: encoded once."""
+    body = b"\0" + statement.encode() + b"\0\0\0"
+    return b"P" + struct.pack("!i", len(body) + 4) + body
+
+
+def _bind(params: list[str | None]) -> bytes:
+    """The Bind message: values as text, in the unnamed portal."""
+    body = bytearray(struct.pack("!bbhh", 0, 0, 0, len(params)))
+    for value in params:
+        if value is None:
+            body += b"\xff\xff\xff\xff"
+        else:
+            encoded = value.encode()
+            body += struct.pack("!i", len(encoded)) + encoded
+    body += b"\0\0"
+    return b"B" + struct.pack("!i", len(body) + 4) + bytes(body)
+
+
+@lru_cache(maxsize=16)
+def _opening(statements: tuple[str, ...]) -> bytes:
+    """Parse, Bind and Execute of parameterless statements whose results nobody reads."""
+    return b"".join(_parse(statement) + _bind([]) + EXECUTE_MSG for statement in statements)
 
 
 class Cursor(pg8000.legacy.Cursor):
@@ -93,42 +124,61 @@ class Connection(pg8000.legacy.Connection):
         return super().execute_simple(statement)
 
     def execute_unnamed(self, statement: str, vals: Any = (), oids: Any = (), stream: Any = None) -> Context:
-        if stream is not None:
-            raise InterfaceError("COPY does not go through this connection")
-        return self._guarded(self._flight, statement, vals, oids)
+        if stream is not None or any(oids):
+            raise InterfaceError("neither COPY nor declared types go through this connection")
+        params = make_params(self.py_types, vals)
+        return self._guarded(self._flight, statement, params)
 
-    def _flight(self, statement: str, vals: Any, oids: Any) -> Context:
+    def _flight(self, statement: str, params: list[str | None]) -> Context:
         """Everything before one Sync: the server skips whatever follows an error, so a statement never runs outside its transaction."""
         context = Context(statement)
-        params = make_params(self.py_types, vals)
         before, self._pending = self._pending, []
-        for text in before:
-            self.send_PARSE(NULL_BYTE, text)
-            self.send_BIND(NULL_BYTE, ())
-            self._sock.write(EXECUTE_MSG)
-        self.send_PARSE(NULL_BYTE, statement, oids)
-        self.send_BIND(NULL_BYTE, params)
-        self._send_message(b"D", b"P" + NULL_BYTE)
-        self._sock.write(EXECUTE_MSG)
-        self._sock.write(SYNC_MSG)
+        messages = [
+            _opening(tuple(before)),
+            _parse(statement),
+            _bind(params),
+            DESCRIBE_PORTAL,
+            EXECUTE_MSG,
+            SYNC_MSG,
+        ]
+        self._sock.write(b"".join(messages))
         self._sock.flush()
         self.handle_messages(context)
         return context
 
+    def handle_messages(self, context: Context) -> None:
+        """Reads to the next ReadyForQuery. The driver's own loop asks its buffer twice for each message; this one takes what has come."""
+        received, at, code = b"", 0, None
+        while code != READY_FOR_QUERY:
+            while len(received) < at + 5 or len(received) < at + 1 + int.from_bytes(
+                received[at + 1 : at + 5]
+            ):
+                more = self._sock.read1(65536)
+                if not more:
+                    raise InterfaceError("network error")
+                received, at = received[at:] + more, 0
+            code, length = received[at : at + 1], int.from_bytes(received[at + 1 : at + 5])
+            self.message_types[code](received[at + 5 : at + 1 + length], context)
+            at += 1 + length
+        if context.error is not None:
+            raise context.error
+
     def _guarded(self, step: Any, *args: Any) -> Context:
+        """Runs one exchange. If it does not end in ReadyForQuery, what is still under way would be taken for the next answer."""
         if self._broken:
             raise InterfaceError("connection is closed")
+        self._broken = True
         try:
             context: Context = step(*args)
         except DatabaseError:
+            self._broken = False
             raise
         except (OSError, InterfaceError, AttributeError, ValueError) as error:
             if isinstance(error, InterfaceError) and "failed transaction" in str(error):
+                self._broken = False
                 raise
-            self._broken = True
             raise InterfaceError("network error") from error
-        finally:
-            self._used = time.time()
+        self._broken, self._used = False, time.time()
         return context
 
     def commit(self) -> None:
