@@ -673,9 +673,9 @@ def amend(
 
 # -- depth --------------------------------------------------------------------------------------------------------------
 
-# One probe a machine for the oldest, and a count that stops at 10 000: the tick must cost the same beside a million waiting rows.
+# One probe a machine for the oldest, and a count that stops at 1 000 (0.4 ms; 10 000 took 4): the tick must cost the same beside a million waiting rows.
 DEPTH = sql("""
-    select (select count(*) from (select from dispatch_queue limit 10000) counted),
+    select (select count(*) from (select from dispatch_queue limit 1000) counted),
            (select extract(epoch from now() - min(oldest.available_at))
               from orchestrators o
               cross join lateral (
@@ -687,7 +687,7 @@ DEPTH = sql("""
 
 
 class Depth(NamedTuple):
-    """How much work there is: `rows` counts to 10 000, the age (seconds) is of the oldest row that could be claimed now."""
+    """How much work there is: `rows` counts to 1 000, the age (seconds) is of the oldest row that could be claimed now."""
 
     rows: int
     oldest_claimable_age_seconds: float
