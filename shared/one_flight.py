@@ -90,13 +90,12 @@ class Cursor(pg8000.legacy.Cursor):
 class Connection(pg8000.legacy.Connection):
     """A connection whose statements take one round trip each."""
 
-    def __init__(self, *, timeout: float | None = None, **options: Any) -> None:
+    def __init__(self, **options: Any) -> None:
         self._begin = "begin"
         self._pending: list[str] = []
         self._broken = False
-        self._timeout = timeout
         self._used = time.time()
-        super().__init__(timeout=timeout, **options)
+        super().__init__(**options)
 
     def cursor(self) -> Cursor:
         return Cursor(self)
@@ -106,9 +105,14 @@ class Connection(pg8000.legacy.Connection):
         """What the server said last."""
         return bool(self._in_transaction)
 
-    def begin_with(self, text: str) -> None:
-        """The next statement opens its transaction with these parameterless statements, separated by `; `, in the same flight."""
+    def begin_with(self, text: str, *, patience: float) -> None:
+        """The next statement opens its transaction with these parameterless statements, separated by `; `, in the same flight.
+
+        Args:
+            patience: seconds to wait for each answer; a little more than the server's own limit, so that it is the server that gives up.
+        """
         self._begin = text
+        self._usock.settimeout(patience)
 
     def execute_simple(self, statement: str) -> Context:
         if statement == "begin transaction":
@@ -203,7 +207,6 @@ class Connection(pg8000.legacy.Connection):
             self.execute_simple("")
         except (InterfaceError, DatabaseError):
             return False
-        self._usock.settimeout(self._timeout)
         return True
 
 
