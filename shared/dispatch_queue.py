@@ -673,7 +673,8 @@ def amend(
 
 # -- depth --------------------------------------------------------------------------------------------------------------
 
-# One probe a machine for the oldest, and a count that stops at 1 000 (0.4 ms; 10 000 took 4): the tick must cost the same beside a million waiting rows.
+# One probe a machine for the oldest, and a count that stops at 1 000 (0.4 ms; to 10 000 it took 4): a tick must cost the same beside a
+# million waiting rows.
 DEPTH = sql("""
     select (select count(*) from (select from dispatch_queue limit 1000) counted),
            (select extract(epoch from now() - min(oldest.available_at))
