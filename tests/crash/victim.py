@@ -1,7 +1,7 @@
-"""All functions in one process that dies at a chosen place: `python -m tests.crash.victim PORT [module:name:before|after[:n]]`.
+"""Serves the real functions as infra/local/serve.py does, and stops living at one named function of the product.
 
-The product has no hook for this: the named function is wrapped from outside, and the n-th call of it ends the process with SIGKILL, before
-or after it has done its work.
+`python -m tests.crash.victim DESCRIPTOR THREADS [MODULE:FUNCTION before|after SIGKILL|SIGSTOP FUSE]`. The product has no hook for this:
+that one function is replaced here. It strikes once, when the file FUSE is there: the instance that comes after it lives.
 """
 
 from __future__ import annotations
@@ -11,34 +11,47 @@ import importlib
 import os
 import signal
 import sys
+from pathlib import Path
 from typing import Any
 
-from werkzeug.serving import make_server
+from functions_framework._http.gunicorn import GunicornApplication
 
 from infra.local.serve import application
 
 
-def die_at(place: str) -> None:
-    """Wraps the function that `place` names."""
-    module_name, name, moment, *nth = place.split(":")
-    module, left = importlib.import_module(module_name), [int(nth[0]) if nth else 1]
-    original = getattr(module, name)
+def strike(fuse: Path, how: signal.Signals) -> None:
+    """Ends or freezes this process, unless another has been struck by this fuse before."""
+    try:
+        fuse.unlink()
+    except FileNotFoundError:
+        return
+    os.kill(os.getpid(), how)
+
+
+def patch(point: str, when: str, how: signal.Signals, fuse: Path) -> None:
+    """Replaces the function where it is looked up, e.g. `shared.one_flight:Connection.commit`."""
+    module, _, names = point.partition(":")
+    *parents, name = names.split(".")
+    owner: Any = functools.reduce(getattr, parents, importlib.import_module(module))
+    original = getattr(owner, name)
 
     @functools.wraps(original)
-    def dying(*args: Any, **kwargs: Any) -> Any:
-        left[0] -= 1
-        if left[0] == 0 and moment == "before":
-            os.kill(os.getpid(), signal.SIGKILL)
+    def struck(*args: Any, **kwargs: Any) -> Any:
+        if when == "before":
+            strike(fuse, how)
         result = original(*args, **kwargs)
-        if left[0] == 0:
-            os.kill(os.getpid(), signal.SIGKILL)
+        if when == "after":
+            strike(fuse, how)
         return result
 
-    setattr(module, name, dying)
+    setattr(owner, name, struck)
 
 
 if __name__ == "__main__":
-    app = application()
-    for chosen in sys.argv[2:]:
-        die_at(chosen)
-    make_server("127.0.0.1", int(sys.argv[1]), app, threaded=True).serve_forever()
+    descriptor, threads, *point = sys.argv[1:]
+    if point:
+        patch(point[0], point[1], signal.Signals[point[2]], Path(point[3]))
+    # The socket is the test's: it outlives the process, as a cloud's front end outlives an instance.
+    GunicornApplication(
+        application(), "", 0, debug=False, bind=f"fd://{descriptor}", threads=int(threads), graceful_timeout=1
+    ).run()

@@ -15,8 +15,9 @@ from uuid import UUID
 import pytest
 from sqlalchemy import Engine
 
+from infra.admin import views
 from infra.admin.__main__ import main
-from shared import dispatch_queue, orchestrators, routing, sessions
+from shared import dispatch_queue, orchestrators, routing, sessions, workspaces
 from shared.crypto import KeyRing
 from shared.db import OPERATOR, sql, transaction
 from shared.dispatch_queue import RetryPolicy
@@ -187,24 +188,22 @@ def test_a_database_that_is_down_is_named_by_host_and_port_without_its_password(
         assert "Traceback" not in said
 
 
-def test_a_secret_on_the_command_line_is_refused_and_not_repeated(
-    environment: dict[str, str], dispatchctl: Run
-) -> None:
+@pytest.mark.parametrize("secret", [SECRET, "0123456789abcdefghij"])
+def test_a_secret_on_the_command_line_is_refused_and_not_repeated(dispatchctl: Run, secret: str) -> None:
     connect = ("workspace", "connect", "linear", "--linear-organization-id", "lin-1")
-    refused = process(environment, *connect, "--secret", SECRET)
-    assert (refused.code, "--secret-file" in refused.err) == (2, True)
     for words in (
-        (*connect, "--secret", SECRET),
-        (*connect, f"--secret={SECRET}"),
-        (*connect, "--token", SECRET),
-        (*connect, "--webhook-secret", SECRET),
-        (*connect, f"--webhook-secret={SECRET}"),
-        (*connect, "--secret-file", SECRET),
-        (*connect, SECRET),
+        (*connect, "--secret", secret),
+        (*connect, f"--secret={secret}"),
+        (*connect, "--token", secret),
+        (*connect, "--webhook-secret", secret),
+        (*connect, f"--webhook-secret={secret}"),
+        (*connect, "--secret-file", secret),
+        (*connect, secret),
     ):
         answer = dispatchctl(*words)
         assert answer.code in (1, 2), words
-        assert SECRET not in refused.err + answer.out + answer.err
+        assert secret not in answer.out + answer.err
+    assert "--secret-file" in dispatchctl(*connect, "--secret", secret).err
 
 
 def test_settings_that_are_wrong_are_named(environment: dict[str, str]) -> None:
@@ -358,6 +357,22 @@ def test_the_old_webhook_secret_verifies_until_the_rotation_is_finished(
     row = stored(engine)
     assert (keys.open(row.webhook_secret), row.webhook_secret_previous) == (NEW_SECRET, None)
     assert dispatchctl("workspace", "rotate-secret", "--finish").code == 1
+
+
+def test_of_two_rotations_at_once_the_second_changes_nothing(
+    connected: UUID, engine: Engine, settings: Settings
+) -> None:
+    keys = KeyRing.of(settings)
+    with transaction(engine) as tx:
+        (organization,) = views.organizations(tx, limit=2)
+        rotated = [
+            workspaces.rotate_secret(
+                tx, keys, org_id=organization.id, workspace_id=connected, webhook_secret=secret
+            )
+            for secret in (NEW_SECRET, "lin_wh_another_new_secret")
+        ]
+    assert rotated == [True, False]
+    assert keys.open(stored(engine).webhook_secret_previous) == SECRET
 
 
 def test_a_rotation_can_be_taken_back(

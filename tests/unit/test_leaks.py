@@ -23,7 +23,15 @@ KEY_OF_THE_TESTS = base64.b64encode(bytes(range(32))).decode()
         "postgresql://postgres:hunter2@127.0.0.1:5432/dispatch",
         '"title": "Fix the rounding"',
     ],
-    ids=["token", "header", "webhook secret", "cron secret", "encryption key", "database password", "payload"],
+    ids=[
+        "token",
+        "header",
+        "webhook secret",
+        "cron secret",
+        "encryption key",
+        "database password",
+        "payload",
+    ],
 )
 def test_a_log_line_with_a_secret_is_found(secret: str) -> None:
     line = f'{{"severity": "INFO", "message": "x {secret}"}}'
