@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import threading
 import time
 
@@ -9,6 +10,7 @@ import httpx
 import pytest
 from sqlalchemy import Engine
 
+from shared.db import CLAIM, SWEEP, WEBHOOK, sql, transaction
 from shared.settings import Settings
 from tests.crash.calls import Answer, claiming, claiming_many, over_http, polling
 from tests.crash.conftest import Scene, Serve
@@ -45,8 +47,6 @@ def test_an_instance_frozen_inside_a_transaction_holds_no_lock_for_ever_and_answ
     serve: Serve, scene: Scene, point: str
 ) -> None:
     """The server ends a transaction that has been idle too long; here somebody else ends it, so that the test need not wait for that."""
-    import signal
-
     instance, queued = serve(point, how=signal.SIGSTOP), scene.work()
     instance.arm()
     answers: list[Answer] = []
@@ -71,8 +71,6 @@ def test_every_transaction_of_a_function_is_ended_by_the_server_when_it_idles(
     serve: Serve, scene: Scene
 ) -> None:
     """What ends the transaction of an instance that is never thawed."""
-    from shared.db import CLAIM, SWEEP, WEBHOOK, sql, transaction
-
     for limits in (WEBHOOK, CLAIM, SWEEP):
         with transaction(scene.engine, limits) as tx:
             row = tx.first(sql("select current_setting('idle_in_transaction_session_timeout')"))

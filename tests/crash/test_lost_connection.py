@@ -1,4 +1,4 @@
-"""The connection is cut at every single statement: each time all of the request is committed or nothing, and the same request then ends right."""
+"""The connection is cut at every single statement: each time all of the request is committed or nothing, and its repetition ends right."""
 
 from __future__ import annotations
 
