@@ -8,8 +8,8 @@ from shared.settings import Settings
 
 HEAD = """# Configuration
 
-For whoever deploys it. Generated from [shared/settings.py](../shared/settings.py). A variable that is unknown, missing or malformed stops the start with
-its name.
+For whoever deploys it. Generated from [shared/settings.py](../shared/settings.py). A variable that is unknown, missing or malformed stops
+the start with its name.
 
 | variable | default | meaning |
 |---|---|---|
