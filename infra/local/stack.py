@@ -97,7 +97,7 @@ def running(
             demo = seed(engine, settings, data / "demo.json")
         finally:
             engine.dispose()
-        port = port or _free_port()
+        port = port or free_port()
         say(f"functions: starting on http://{HOST}:{port}")
         stack.enter_context(_serving(environment, port, log))
         yield Stack(f"http://{HOST}:{port}", environment, demo)
@@ -117,7 +117,7 @@ def _secrets_of(data: Path) -> dict[str, str]:
     return loaded
 
 
-def _free_port() -> int:
+def free_port() -> int:
     with socket.socket() as probe:
         probe.bind((HOST, 0))
         port: int = probe.getsockname()[1]
