@@ -230,7 +230,7 @@ def test_an_issue_that_a_person_completes_is_stopped_and_one_that_an_integration
     linear: Linear,
 ) -> None:
     linear.hears(happened(DELEGATED, seconds_ago=60))
-    done = {
+    done: dict[str, Any] = {
         "data__state": {"id": "s", "name": "Done", "type": "completed"},
         "updatedFrom": {"stateId": "before"},
     }
