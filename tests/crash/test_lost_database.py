@@ -106,14 +106,14 @@ def test_a_statement_that_is_cancelled_from_outside_is_503(
 ) -> None:
     """It waits for the lock that this test holds, so that there is something to cancel."""
     one = settings.model_copy(update={"database_pool_size": 1})
-    engine = engine_for(one)
+    engine, others = engine_for(one), engine_for(settings)
     ask, queued = in_process(App(one, engine)), scene.work()
     with scene.engine.connect() as holder:
         holder.exec_driver_sql(f"select from orchestrators where id = '{scene.laptop.id}' for update")
         answers: list[Answer] = []
         thread = threading.Thread(target=lambda: answers.append(ask(claiming_many(scene.laptop, 1))))
         thread.start()
-        with engine_for(settings).connect() as other:
+        with others.connect() as other:
             waiting = "select pid from pg_stat_activity where wait_event_type = 'Lock' and datname = current_database()"
             deadline = time.monotonic() + 10
             while not (pids := other.exec_driver_sql(waiting).scalars().all()):
@@ -125,3 +125,4 @@ def test_a_statement_that_is_cancelled_from_outside_is_503(
     assert answers[0].asks_to_come_again
     assert ask(claiming_many(scene.laptop, 1)).body["claims"][0]["message"]["queueId"] == str(queued.queue_id)
     engine.dispose()
+    others.dispose()
