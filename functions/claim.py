@@ -14,7 +14,7 @@ from pydantic import BaseModel
 from functions.app import App
 from functions.session_view import event_view, session_view
 from functions.web import Request, Response, Route, bearer_token, dispatch, integer_parameter, read_json
-from shared import dispatch_queue, orchestrators, sessions
+from shared import dispatch_queue, orchestrators, session_history, sessions
 from shared.db import CLAIM, Tx, transaction
 from shared.errors import ClaimLost, DispatchError, MachineFull, NotFound
 from shared.ids import parse_id
@@ -208,7 +208,9 @@ def _explain(tx: Tx, org_id: UUID, me: UUID, queue_id: UUID) -> NoReturn:
 
 def _excuse(tx: Tx, org_id: UUID, me: UUID, queue_id: UUID) -> None:
     """Lets a release pass that comes after the session's end: the original client sends one after each failed completion."""
-    session_id = sessions.session_once_claimed(tx, org_id=org_id, queue_id=queue_id, orchestrator_id=me)
+    session_id = session_history.session_once_claimed(
+        tx, org_id=org_id, queue_id=queue_id, orchestrator_id=me
+    )
     row = dispatch_queue.standing(tx, org_id=org_id, queue_id=queue_id)
     if session_id is None or row is not None:
         raise _reason(tx, org_id, me, queue_id)
@@ -217,7 +219,7 @@ def _excuse(tx: Tx, org_id: UUID, me: UUID, queue_id: UUID) -> None:
 def _reason(tx: Tx, org_id: UUID, me: UUID, queue_id: UUID) -> DispatchError:
     row = dispatch_queue.standing(tx, org_id=org_id, queue_id=queue_id)
     if row is None:
-        known = sessions.session_once_claimed(tx, org_id=org_id, queue_id=queue_id, orchestrator_id=me)
+        known = session_history.session_once_claimed(tx, org_id=org_id, queue_id=queue_id, orchestrator_id=me)
         return (
             NotFound(f"no dispatch queue row {queue_id}") if known is None else ClaimLost("this work is over")
         )
@@ -257,9 +259,9 @@ def status(app: App, request: Request, session_id: str) -> Response:
     return Response(200, {"status": "ok", **_news(renewal, body.promptsSeen)})
 
 
-def _require_over(tx: Tx, org_id: UUID, me: UUID, session_id: UUID) -> sessions.Session:
+def _require_over(tx: Tx, org_id: UUID, me: UUID, session_id: UUID) -> session_history.Session:
     """A report about a claim that is not held: harmless when the session has ended, a lost claim when it goes on elsewhere."""
-    session = sessions.session_of_machine(tx, org_id=org_id, session_id=session_id, orchestrator_id=me)
+    session = session_history.session_of_machine(tx, org_id=org_id, session_id=session_id, orchestrator_id=me)
     if session is None:
         raise NotFound(f"no session {session_id}")
     if not session.is_over:
@@ -312,10 +314,12 @@ def session(app: App, request: Request, session_id: str) -> Response:
     with transaction(app.engine, CLAIM) as tx:
         machine = orchestrators.authenticate(tx, bearer_token(request))
         me = machine.registered()
-        found = sessions.session_of_machine(tx, org_id=machine.org_id, session_id=id_, orchestrator_id=me)
+        found = session_history.session_of_machine(
+            tx, org_id=machine.org_id, session_id=id_, orchestrator_id=me
+        )
         if found is None:
             raise NotFound(f"no session {session_id}")
-        events = sessions.timeline(tx, org_id=machine.org_id, session_id=id_)
+        events = session_history.timeline(tx, org_id=machine.org_id, session_id=id_)
     return Response(200, {"session": session_view(found), "events": [event_view(event) for event in events]})
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from shared.messages import timestamp
-from shared.sessions import Event, Session
+from shared.session_history import Event, Session
 
 
 def session_view(found: Session) -> dict[str, Any]:

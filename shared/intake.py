@@ -6,14 +6,15 @@ from dataclasses import dataclass
 from datetime import datetime
 from uuid import UUID
 
-from shared import deliveries, dispatch_queue, orchestrators, routing, sessions
+from shared import deliveries, dispatch_queue, orchestrators, routing, session_history, sessions
 from shared.db import Tx
 from shared.dead_letters import bury_undeliverable
 from shared.dispatch_queue import enqueue_dispatch
 from shared.linear_decisions import Decision, Ignored, Moved, Prompt, Revoked, Start, Stop
 from shared.linear_issue import Input, Issue, issue_message
 from shared.routing import Routed, Workspace
-from shared.sessions import Ended, NewSession, Session, open_session
+from shared.session_history import Session
+from shared.sessions import Ended, NewSession, open_session
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,7 +184,7 @@ def _facts(start: Start) -> dict[str, object]:
 
 def _join(tx: Tx, heard: Heard, start: Start) -> Outcome:
     """Another webhook of the same delegation was first: what this one knows besides is added."""
-    known = sessions.latest_of_issue(
+    known = session_history.latest_of_issue(
         tx, org_id=heard.org_id, workspace_id=heard.workspace.id, linear_issue_id=start.issue.id
     )
     if known is None:
@@ -216,7 +217,7 @@ def _note_prompt(tx: Tx, heard: Heard, session_id: UUID, said: Input) -> bool:
 
 def _prompt(tx: Tx, heard: Heard, prompt: Prompt) -> Outcome:
     """Hands a follow-up to whoever is at work; if nobody is, the session begins anew with it."""
-    session = sessions.of_agent_session(
+    session = session_history.of_agent_session(
         tx, org_id=heard.org_id, workspace_id=heard.workspace.id, agent_session_id=prompt.agent_session_id
     )
     if session is None:
@@ -227,7 +228,7 @@ def _prompt(tx: Tx, heard: Heard, prompt: Prompt) -> Outcome:
         start = Start(prompt.issue, prompt.agent_session_id, said=prompt.said, asked_by=prompt.asked_by)
         return _start(tx, heard, start)
     if session.is_over:
-        latest = sessions.latest_of_issue(
+        latest = session_history.latest_of_issue(
             tx, org_id=heard.org_id, workspace_id=heard.workspace.id, linear_issue_id=session.linear_issue_id
         )
         session = latest if latest is not None and not latest.is_over else session
@@ -279,9 +280,9 @@ def _stop(tx: Tx, heard: Heard, stop: Stop) -> Outcome:
     place = {"org_id": heard.org_id, "workspace_id": heard.workspace.id}
     session = None
     if stop.agent_session_id is not None:
-        session = sessions.of_agent_session(tx, **place, agent_session_id=stop.agent_session_id)
+        session = session_history.of_agent_session(tx, **place, agent_session_id=stop.agent_session_id)
     if session is None and stop.issue_id is not None:
-        session = sessions.latest_of_issue(tx, **place, linear_issue_id=stop.issue_id)
+        session = session_history.latest_of_issue(tx, **place, linear_issue_id=stop.issue_id)
         other = session is not None and session.linear_agent_session_id not in (None, stop.agent_session_id)
         if stop.agent_session_id is not None and other:
             session = None
@@ -298,7 +299,7 @@ def _stop(tx: Tx, heard: Heard, stop: Stop) -> Outcome:
 
 def _move(tx: Tx, heard: Heard, issue: Issue) -> Outcome:
     """Follows an issue to its new names; to another repository only while nobody is at work on it."""
-    session = sessions.latest_of_issue(
+    session = session_history.latest_of_issue(
         tx, org_id=heard.org_id, workspace_id=heard.workspace.id, linear_issue_id=issue.id
     )
     if session is None or session.is_over:

@@ -12,10 +12,10 @@ from sqlalchemy import Engine
 
 from infra.admin import views
 from infra.admin.output import Printer
-from shared import sessions
+from shared import session_history
 from shared.db import Tx
 from shared.errors import Conflict, InvalidRequest, NotFound
-from shared.sessions import Session
+from shared.session_history import Session
 from shared.settings import Settings
 
 Named = TypeVar("Named", views.Organization, views.Workspace, views.Machine)
@@ -62,17 +62,19 @@ class Console:
         """
         session_id = _uuid(wanted)
         if session_id is None:
-            found = sessions.listed(tx, org_id=org_id, identifier=wanted, limit=20)
-            candidates = [sessions.get_session(tx, org_id=org_id, session_id=each.id) for each in found]
+            found = session_history.listed(tx, org_id=org_id, identifier=wanted, limit=20)
+            candidates = [
+                session_history.get_session(tx, org_id=org_id, session_id=each.id) for each in found
+            ]
             same = [each for each in candidates if each is not None]
             if len({each.workspace_id for each in same}) > 1:
                 ids = ", ".join(f"{each.id} ({each.status})" for each in same)
                 raise Conflict(f"several workspaces have an issue {wanted}; name the session: {ids}")
             session = same[0] if same else None
         else:
-            session = sessions.get_session(tx, org_id=org_id, session_id=session_id)
+            session = session_history.get_session(tx, org_id=org_id, session_id=session_id)
         if session is None:
-            newest = sessions.listed(tx, org_id=org_id, limit=5)
+            newest = session_history.listed(tx, org_id=org_id, limit=5)
             _nothing("session", wanted, [each.linear_identifier for each in newest], "the newest are")
         return session
 

@@ -11,9 +11,9 @@ from infra.admin import views
 from infra.admin.arguments import Group, word
 from infra.admin.console import Console, names_of
 from infra.admin.output import Printer, duration
-from shared import sessions
+from shared import session_history
 from shared.db import OPERATOR, transaction
-from shared.sessions import Event
+from shared.session_history import Event
 
 OPEN: Final = ("pending", "dispatched", "running")
 OVER: Final = ("complete", "error", "cancelled")
@@ -63,7 +63,7 @@ def list_sessions(console: Console) -> int:
         ]
     with transaction(console.engine, OPERATOR) as tx:
         org_id = console.organization(tx)
-        rows = sessions.listed(
+        rows = session_history.listed(
             tx,
             org_id=org_id,
             limit=options.limit,
@@ -117,7 +117,7 @@ def show_session(console: Console) -> int:
     with transaction(console.engine, OPERATOR) as tx:
         org_id = console.organization(tx)
         session = console.session(tx, org_id, console.options.session)
-        events = sessions.timeline(tx, org_id=org_id, session_id=session.id, limit=EVENTS)
+        events = session_history.timeline(tx, org_id=org_id, session_id=session.id, limit=EVENTS)
         names = names_of(tx, org_id)
         row = views.row_of(tx, org_id=org_id, session_id=session.id)
     attempts = attempts_of(events, names)

@@ -21,9 +21,9 @@ from sqlalchemy import Engine
 
 from infra.local import linear
 from infra.local.stack import ROOT, Cron, Stack, running
-from shared import sessions
+from shared import session_history
 from shared.db import OPERATOR, engine_for, sql, transaction
-from shared.sessions import Session
+from shared.session_history import Session
 from shared.settings import Settings
 
 IMPATIENT = {
@@ -88,7 +88,7 @@ class Story:
     def session(self, session_id: UUID) -> Session:
         """The session as it stands."""
         with transaction(self.engine, OPERATOR) as tx:
-            found = sessions.get_session(tx, org_id=self.org_id, session_id=session_id)
+            found = session_history.get_session(tx, org_id=self.org_id, session_id=session_id)
         assert found is not None
         return found
 
@@ -107,7 +107,7 @@ class Story:
         """Prints what happened to a session: seconds since it was created, event, attempt, machine."""
         found, names = self.session(session_id), self.names()
         with transaction(self.engine, OPERATOR) as tx:
-            events = sessions.timeline(tx, org_id=self.org_id, session_id=session_id)
+            events = session_history.timeline(tx, org_id=self.org_id, session_id=session_id)
         print(
             f"\n          {found.linear_identifier}  {found.title}\n          session {found.id}: {found.status}"
         )

@@ -6,7 +6,7 @@ import pytest
 from sqlalchemy import Engine
 from sqlalchemy.exc import DBAPIError
 
-from shared import dispatch_queue, orchestrators, sessions
+from shared import dispatch_queue, orchestrators, session_history
 from shared.db import sql, transaction
 from shared.dispatch_queue import RetryPolicy
 from shared.errors import Unauthenticated
@@ -257,7 +257,7 @@ def test_a_row_is_dropped_at_the_attempt_limit_and_its_session_fails_with_the_la
         "disk full",
     )
     with transaction(engine) as tx:
-        last = sessions.timeline(tx, org_id=queued.org_id, session_id=queued.session_id)[-1]
+        last = session_history.timeline(tx, org_id=queued.org_id, session_id=queued.session_id)[-1]
     assert (last.type, last.attempt) == ("dead_lettered", 5)
     assert last.data == {"error": "disk full", "reason": "attempts_exhausted", "payload": payload}
     assert violations(engine) == []

@@ -148,9 +148,9 @@ create table dispatch_sessions (
 );
 -- sessions.open_session: one piece of work per issue at a time (three webhooks of one delegation meet here)
 create unique index one_open_session_per_issue on dispatch_sessions (org_id, workspace_id, linear_issue_id) where ended_at is null;
--- sessions.latest_of_issue; sessions.open_session: is this start an echo of the last session?
+-- session_history.latest_of_issue; sessions.open_session: is this start an echo of the last session?
 create index sessions_by_issue on dispatch_sessions (org_id, workspace_id, linear_issue_id, id desc);
--- sessions.of_agent_session: a prompt or a stop names only Linear's agent session
+-- session_history.of_agent_session: a prompt or a stop names only Linear's agent session
 create index sessions_by_agent_session on dispatch_sessions (org_id, workspace_id, linear_agent_session_id)
   where linear_agent_session_id is not null;
 -- Newest first needs no index of its own: ids are made in the order of time, so it is the primary key read backwards.
@@ -167,15 +167,15 @@ create table session_events (
   attempt          integer,
   data             jsonb,
   created_at       timestamptz not null default clock_timestamp(),
-  primary key (org_id, session_id, id), -- sessions.timeline
+  primary key (org_id, session_id, id), -- session_history.timeline
   foreign key (org_id, session_id) references dispatch_sessions (org_id, id) on delete cascade -- a session's history is part of it
 );
 -- A claim is (queue id, attempt): the database refuses to record the same one twice, whatever the code does.
--- Also sessions.claims_of: a late report names a queue row that is gone; who held it?
+-- Also session_history.session_once_claimed: a late report names a queue row that is gone; who held it?
 create unique index one_claim_per_attempt on session_events (org_id, queue_id, attempt) where type = 'claimed';
--- sessions.dead_letters: newest first
+-- dead_letters.dead_letters: newest first
 create index dead_letters_by_age on session_events (org_id, id desc) where type = 'dead_lettered';
--- sessions.remember_prompt: two deliveries of one activity are one input
+-- sessions.record_event: two deliveries of one activity are one input
 create unique index one_prompt_per_activity on session_events (org_id, (data ->> 'activityId')) where type = 'prompted';
 
 -- ---------------------------------------------------------------------------------------------------------------------
