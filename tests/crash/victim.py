@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import functools
 import importlib
-import os
 import signal
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,8 @@ def strike(fuse: Path, how: signal.Signals) -> None:
         fuse.unlink()
     except FileNotFoundError:
         return
-    os.kill(os.getpid(), how)
+    # To this thread: a SIGSTOP to the process is taken by its main thread, and this one runs on until that is scheduled.
+    signal.pthread_kill(threading.get_ident(), how)
 
 
 def patch(point: str, when: str, how: signal.Signals, fuse: Path) -> None:
