@@ -92,34 +92,6 @@ class CompleteRequest(_Request):
     attempt: Attempt | None = None
 
 
-class TaskDispatchMessage(BaseModel):
-    """One piece of work as a machine receives it. The first twelve fields are the published protocol's required ones."""
-
-    model_config = ConfigDict(extra="allow", frozen=True)
-
-    messageId: Annotated[str, StringConstraints(min_length=1)]
-    sessionId: Annotated[str, StringConstraints(min_length=1)]
-    queueId: Annotated[str, StringConstraints(min_length=1)]
-    orgId: Annotated[str, StringConstraints(min_length=1)]
-    workspaceId: Annotated[str, StringConstraints(min_length=1)]
-    linearIssueId: Annotated[str, StringConstraints(min_length=1)]
-    linearIdentifier: Annotated[str, StringConstraints(min_length=1)]
-    title: Annotated[str, StringConstraints(min_length=1)]
-    teamId: Annotated[str, StringConstraints(min_length=1)]
-    repo: Annotated[str, StringConstraints(min_length=1)]
-    targetOrchestratorId: Annotated[str, StringConstraints(min_length=1)]
-    dispatchedAt: str
-    description: str | None = None
-    priority: Annotated[int, Field(ge=0, le=4)] | None = None
-    labels: list[str] | None = None
-    agentSessionId: str | None = None
-    promptContext: str | None = None
-    guidance: str | None = None
-    prompts: list[dict[str, Any]] | None = None
-    url: str | None = None
-    traceparent: str | None = None
-
-
 def timestamp(moment: datetime) -> str:
     """ISO 8601 in UTC, milliseconds, ending in `Z`: the published client refuses `+00:00`."""
     return moment.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
