@@ -148,29 +148,31 @@ class Client:
         session_id: str,
         attempt: int | None,
         *,
-        status: str = "running",
-        percent: int | None = None,
+        percent: int = 0,
         message: str | None = None,
         prompts_seen: int = 0,
     ) -> News:
-        """`POST /api/sessions/:id/status`. Raises ClaimLost."""
-        body: dict[str, Any] = {"status": status, "progressPercent": percent, "message": message}
+        """`POST /api/sessions/:id/status`: it is running. Raises ClaimLost."""
+        body: dict[str, Any] = {"status": "running", "progressPercent": percent}
+        if message is not None:
+            body["message"] = message
         if attempt is not None:
             body |= {"attempt": attempt, "promptsSeen": prompts_seen}
-        # The published protocol requires a percentage; a server of ours takes a report without one.
-        body = {name: value for name, value in body.items() if value is not None}
-        return _news(
-            await self._ask("POST", f"/api/sessions/{session_id}/status", {"progressPercent": 0, **body})
-        )
+        return _news(await self._ask("POST", f"/api/sessions/{session_id}/status", body))
 
     async def complete(
-        self, session_id: str, attempt: int | None, completion: Completion, prompts_seen: int
-    ) -> None:
-        """`POST /api/sessions/:id/complete`; repeating it is harmless. Raises ClaimLost, also for follow-ups that were not seen."""
+        self, session_id: str, attempt: int | None, completion: Completion, prompts_seen: int | None
+    ) -> News | None:
+        """`POST /api/sessions/:id/complete`; repeating it is harmless. Raises ClaimLost.
+
+        Returns None when it is over. With `prompts_seen`, a server of ours does not end work that has got further follow-ups since:
+        it returns them.
+        """
         body = _fenced({"success": completion.success, **completion.facts}, attempt)
-        if attempt is not None:
+        if attempt is not None and prompts_seen is not None:
             body["promptsSeen"] = prompts_seen
-        await self._ask("POST", f"/api/sessions/{session_id}/complete", body)
+        answer = await self._ask("POST", f"/api/sessions/{session_id}/complete", body)
+        return _news(answer) if answer.get("status") == "prompted" else None
 
     # -- one request ----------------------------------------------------------------------------------------------------
 

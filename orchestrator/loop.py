@@ -1,0 +1,357 @@
+"""The loop: wait, look, claim what can be started; and what surrounds it: recovery, heartbeats, sleep, the end.
+
+Whatever stops it, the next start knows from the journal what was left, and the server gets an answer at once instead of after the
+claim's timeout.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import time
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple, TypeVar
+
+from orchestrator import processes
+from orchestrator.client import ClaimLost, Client, NotRegistered, Refused, TokenRefused, TryLater
+from orchestrator.job import Desk, Held, Job, deliver
+from orchestrator.journal import Entry, Journal
+from orchestrator.pace import Pace
+from orchestrator.runner import Command
+from orchestrator.screen import Line
+from orchestrator.transports import Transport
+from orchestrator.wire import Claim, Completion, Message, Registration, Release, Unreadable
+
+HEARTBEAT_SECONDS: Final = 30.0
+CLOCK_SECONDS: Final = 5.0
+ASLEEP_SECONDS: Final = 10.0
+"""The clock on the wall ran ahead of the one that stops with the machine by this much: it was asleep (or the clock was set, which costs
+one renewal of each claim)."""
+LAST_WORD_SECONDS: Final = 10.0
+"""At the end, for telling the server; what it does not take by then is in the journal."""
+RESTARTED: Final = "the orchestrator was restarted while the work was under way"
+UNANSWERED: Final = "the answer to the claim never arrived"
+
+Result = TypeVar("Result")
+MakeTransport = Callable[[Registration], Transport]
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """What the server is told of this machine. `grace`: seconds that running work gets when the program is asked to end."""
+
+    name: str
+    repos: Sequence[str]
+    max_jobs: int
+    grace: float
+
+
+class End(NamedTuple):
+    """Why the program ended, as its exit code and in words: told to, or done (0); no answer (1); refused (3)."""
+
+    code: int
+    why: str | None = None
+
+
+class Orchestrator:
+    """One run of the program."""
+
+    def __init__(
+        self,
+        machine: Machine,
+        client: Client,
+        journal: Journal,
+        command: Command,
+        desk_of: Callable[..., Desk],
+    ) -> None:
+        self._machine, self._client, self._journal = machine, client, journal
+        self.pace = Pace()
+        self._tasks: dict[
+            str, asyncio.Task[None]
+        ] = {}  # by queue id: all that takes a place, what is only given back included
+        self._jobs: dict[str, Job] = {}
+        self._ending = asyncio.Event()
+        self._signals = 0
+        self._refusal: str | None = None
+        self._unanswered: str | None = None
+        self._broken: BaseException | None = None
+        self._room = asyncio.Event()
+        self._desk = desk_of(client=client, journal=journal, command=command, refused=self._refused)
+        self._screen = self._desk.screen
+        self._screen.show(self._lines)
+
+    async def run(self, make_transport: MakeTransport, *, once: bool = False) -> End:
+        """Works until it is told to end (SIGTERM, SIGINT), the token is refused, or, with `once`, nothing waits any more."""
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(number, self._signalled)
+        registration = await self._unless_ending(self._register())
+        if registration is None:
+            return self._end()
+        self._recover()
+        transport = make_transport(registration)
+        around = [
+            self._claiming(transport, once=once),
+            self._heartbeats(registration),
+            self._watch(),
+            self._ticks(),
+        ]
+        tasks = [asyncio.create_task(each) for each in around]
+        end = asyncio.create_task(self._ending.wait())
+        try:
+            await asyncio.wait([*tasks, end], return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in (*tasks, end):
+                task.cancel()
+            results = await asyncio.gather(*tasks, return_exceptions=True)
+            await transport.aclose()
+            await self._finish()
+        for broken in (*results, self._broken):
+            if isinstance(broken, Exception):
+                raise broken
+        return self._end(self._unanswered if once else None)
+
+    def _end(self, unanswered: str | None = None) -> End:
+        if self._refusal is not None:
+            return End(3, self._refusal)
+        return End(0) if unanswered is None else End(1, unanswered)
+
+    # -- being told to end ----------------------------------------------------------------------------------------------
+
+    def _signalled(self) -> None:
+        self._signals += 1
+        if self._signals == 1 and self._tasks:
+            self._screen.event(
+                "ending", running=len(self._tasks), grace=f"{self._machine.grace:g}s", again="ends at once"
+            )
+        self._ending.set()
+        if self._signals > 1:
+            for job in self._jobs.values():
+                job.kill()
+
+    def _refused(self, why: str) -> None:
+        if self._refusal is None:
+            self._refusal = why
+            self._screen.event("refused", why=why)
+        self._ending.set()
+
+    async def _unless_ending(self, work: Coroutine[Any, Any, Result]) -> Result | None:
+        """What `work` returns; None when the program is told to end before."""
+        doing, end = asyncio.create_task(work), asyncio.create_task(self._ending.wait())
+        try:
+            await asyncio.wait([doing, end], return_when=asyncio.FIRST_COMPLETED)
+            return doing.result() if doing.done() else None
+        finally:
+            doing.cancel()
+            end.cancel()
+            await asyncio.gather(doing, end, return_exceptions=True)
+
+    async def _finish(self) -> None:
+        """Lets running work end by itself for a while, ends what is left, and tells the server."""
+        for entry in self._journal.unfinished():
+            if (
+                entry.state == "asked" and entry.queue_id not in self._tasks
+            ):  # cut off between the question and the answer
+                self._hold(entry.queue_id, self._give_back(entry, UNANSWERED))
+        running = list(self._tasks.values())
+        if not running:
+            return
+        if self._refusal is None and self._signals == 1:
+            await asyncio.wait(running, timeout=self._machine.grace)
+        for job in self._jobs.values():
+            job.halt("shutdown")
+        _, left = await asyncio.wait(running, timeout=self._desk.command.patience + LAST_WORD_SECONDS)
+        for task in left:
+            task.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
+
+    # -- the machine ----------------------------------------------------------------------------------------------------
+
+    async def _register(self) -> Registration | None:
+        pace = Pace()
+        while True:
+            try:
+                registration = await self._client.register(
+                    name=self._machine.name, repos=list(self._machine.repos), max_jobs=self._machine.max_jobs
+                )
+            except TryLater as error:
+                pace.failed(error.retry_after)
+                self._screen.event("waiting", why=str(error))
+                await pace.until_due()
+            except (TokenRefused, NotRegistered, ClaimLost, Refused, Unreadable) as error:
+                self._refused(str(error))
+                return None
+            else:
+                self._screen.event("registered", machine=self._machine.name, id=registration.orchestrator_id)
+                return registration
+
+    async def _heartbeats(self, registration: Registration) -> None:
+        """Says that the machine lives: at once, then every half a minute."""
+        while True:
+            try:
+                await self._client.heartbeat(registration.orchestrator_id, len(self._jobs))
+            except TokenRefused as error:
+                self._refused(str(error))
+            except NotRegistered:
+                await self._register()
+            except (TryLater, Refused, Unreadable) as error:
+                self._screen.event("unheard", why=str(error))
+            await asyncio.sleep(HEARTBEAT_SECONDS)
+
+    async def _watch(self) -> None:
+        """Notices that the machine was asleep: connections are dead, claims may be lost, work may be waiting."""
+        wall, steady = time.time, asyncio.get_running_loop().time
+        offset = wall() - steady()
+        while True:
+            await asyncio.sleep(CLOCK_SECONDS)
+            jump, offset = wall() - steady() - offset, wall() - steady()
+            if abs(jump) > ASLEEP_SECONDS:
+                self._screen.event("awake", after=f"{jump:.0f}s")
+                await self._client.reconnect()
+                for job in self._jobs.values():
+                    job.check()
+                self.pace.hurry()
+
+    async def _ticks(self) -> None:
+        """Moves the clocks on the screen while there are any."""
+        while True:
+            await asyncio.sleep(1)
+            if self._jobs:
+                self._screen.tick()
+
+    def _lines(self) -> list[Line]:
+        return [job.line() for job in self._jobs.values()]
+
+    # -- what was left by the run before --------------------------------------------------------------------------------
+
+    def _recover(self) -> None:
+        """Takes up what the journal holds: nothing of it waits for the claim's timeout."""
+        for entry in self._journal.unfinished():
+            self._screen.event("found", issue=entry.identifier, attempt=entry.attempt, state=entry.state)
+            if entry.state == "ended" and entry.outcome is not None:
+                self._hold(entry.queue_id, self._deliver(entry, entry.outcome))
+            elif entry.state == "claimed" and entry.attempt is not None and entry.message is not None:
+                job = Job(self._desk, Claim(entry.message, entry.attempt, None))
+                self._hold(entry.queue_id, self._resume(entry, job), job)
+            else:
+                self._hold(entry.queue_id, self._give_back(entry, RESTARTED))
+
+    async def _resume(self, entry: Entry, job: Job) -> None:
+        """Runs what was claimed and not begun, if the claim is still held."""
+        pace = Pace()
+        while entry.attempt is not None:
+            try:
+                await self._client.renew(entry.queue_id, entry.attempt, 0)
+            except TryLater as error:
+                pace.failed(error.retry_after)
+                await pace.until_due()
+            except (ClaimLost, Refused, NotRegistered, Unreadable) as error:
+                self._screen.event("lost", issue=entry.identifier, attempt=entry.attempt, why=str(error))
+                self._journal.forget(entry.queue_id)
+                return
+            except TokenRefused as error:
+                self._refused(str(error))
+                return
+            else:
+                break
+        await job.run()
+
+    async def _give_back(self, entry: Entry, why: str) -> None:
+        """Ends the agent that was left behind, if there is one, and releases the claim, if it was granted."""
+        if entry.pid is not None and processes.is_ours(entry.pid, entry.birth):
+            self._screen.event("orphan", issue=entry.identifier, process=entry.pid)
+            await processes.end(entry.pid, self._desk.command.patience)
+        await self._deliver(entry, Release(why))
+
+    async def _deliver(self, entry: Entry, outcome: Completion | Release) -> None:
+        held = Held(entry.queue_id, entry.session_id, entry.identifier, entry.attempt)
+        await deliver(self._desk, held, outcome)
+
+    def _hold(self, queue_id: str, work: Coroutine[Any, Any, None], job: Job | None = None) -> None:
+        """Gives a place to `work`, until it has ended."""
+        task = self._tasks[queue_id] = asyncio.create_task(work)
+        if job is not None:
+            self._jobs[queue_id] = job
+
+        def ended(_: asyncio.Task[None]) -> None:
+            del self._tasks[queue_id]
+            self._jobs.pop(queue_id, None)
+            if not task.cancelled() and (error := task.exception()) is not None:
+                self._broken = error
+                self._ending.set()
+            self._room.set()
+            self.pace.hurry()
+
+        task.add_done_callback(ended)
+
+    # -- looking and claiming -------------------------------------------------------------------------------------------
+
+    async def _claiming(self, transport: Transport, *, once: bool) -> None:
+        """Looks only when something could be started; with `once`, until a look finds nothing and everything has ended."""
+        while not self._ending.is_set():
+            if len(self._tasks) >= self._machine.max_jobs:
+                await self._until_a_place_is_free()
+                continue
+            if not once:
+                await transport.wait()
+            found = await self._look()
+            if once and not found:
+                if not self._tasks:
+                    return
+                await self._until_a_place_is_free()
+
+    async def _until_a_place_is_free(self) -> None:
+        self._room.clear()
+        await self._room.wait()
+
+    async def _look(self) -> bool:
+        """One poll, and a claim for each message that there is a place for. Returns whether anything was claimed."""
+        try:
+            polled = await self._client.poll()
+        except TokenRefused as error:
+            self._refused(str(error))
+            return False
+        except (TryLater, NotRegistered, ClaimLost, Refused, Unreadable) as error:
+            self.pace.failed(error.retry_after if isinstance(error, TryLater) else None)
+            self._screen.event("waiting", why=str(error))
+            self._unanswered = str(error)
+            return False
+        self._unanswered = None
+        for queue_id in polled.stop & self._jobs.keys():
+            self._jobs[queue_id].halt("stop")
+        found = False
+        for message in polled.messages:
+            if message.queue_id in self._jobs:
+                self._jobs[message.queue_id].halt("lost")  # it waits again: this machine's claim has expired
+            elif message.queue_id not in self._tasks and len(self._tasks) < self._machine.max_jobs:
+                found = await self._claim(message) or found
+        self.pace.looked(found=found, poll_after=polled.poll_after)
+        return found
+
+    async def _claim(self, message: Message) -> bool:
+        self._journal.asked(message)
+        try:
+            claim = await self._client.claim(message.queue_id)
+        except TokenRefused as error:
+            self._journal.forget(message.queue_id)
+            self._refused(str(error))
+        except (ClaimLost, Refused, NotRegistered):
+            self._journal.forget(message.queue_id)  # somebody was faster
+        except (TryLater, Unreadable) as error:
+            # It may have been granted all the same. Given back it is somebody's in a minute, not after the claim's timeout.
+            self._screen.event("unheard", issue=message.identifier, why=str(error))
+            asked = next(each for each in self._journal.unfinished() if each.queue_id == message.queue_id)
+            self._hold(message.queue_id, self._give_back(asked, UNANSWERED))
+        else:
+            self._journal.claimed(claim)
+            self._screen.event(
+                "claimed",
+                issue=message.identifier,
+                attempt=claim.attempt,
+                repo=message.repo,
+                session=message.session_id,
+            )
+            job = Job(self._desk, claim)
+            self._hold(message.queue_id, job.run(), job)
+            return True
+        return False

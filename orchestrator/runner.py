@@ -1,0 +1,251 @@
+"""One run of the owner's command for one claim: how it is started, what it is given, what it says, how it is ended.
+
+It gets the work as one line of JSON on its standard input and in files, never as words of a command line; no shell reads any of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import re
+import signal
+from asyncio.subprocess import PIPE
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from logging.handlers import RotatingFileHandler
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from orchestrator import processes
+from orchestrator.prompt import prompt_text
+from orchestrator.result import Progress, facts_in, last_object, progress_in
+from orchestrator.wire import Completion, Message, Release
+
+# The agent's process exists before it runs: it waits for a line, which is only written once the journal knows its number. When this
+# program dies in between, the line never comes, and the process ends without having done anything.
+GATE: Final = 'IFS= read -r go || exit 125; exec "$@"'
+TRY_AGAIN: Final = 75  # EX_TEMPFAIL of sysexits.h
+LONGEST_LINE: Final = 64 * 1024
+TAIL: Final = 64 * 1024
+LOG_BYTES: Final = 5_000_000
+LOG_FILES: Final = 3
+LAST_WORDS_SECONDS: Final = 2.0
+_REPO: Final = re.compile(r"(?!\.\.?/)[A-Za-z0-9._-]+/(?!\.\.?$)[A-Za-z0-9._-]+")
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """What the owner wants to be run.
+
+    Args:
+        argv: the command and its words.
+        environment: the variables that it may see; those of the dispatch are added.
+        directory: where it runs; may hold `{repo}`, `{owner}` and `{name}`. None: in a folder of the session's own.
+        interactive: whether follow-ups reach it while it runs, as lines on its standard input, which then stays open.
+        timeout: seconds that it may take.
+        patience: seconds between SIGTERM and SIGKILL.
+    """
+
+    argv: Sequence[str]
+    environment: Mapping[str, str]
+    directory: str | None = None
+    interactive: bool = False
+    timeout: float = 7200.0
+    patience: float = 10.0
+
+
+class Ending(NamedTuple):
+    """How a run ended: its exit status (negative: the signal), and what it said about it."""
+
+    status: int
+    facts: dict[str, Any]
+    odd: list[str]
+
+    def outcome(self) -> Completion | Release:
+        """What it means: 0 is complete, 75 asks for another attempt, anything else failed."""
+        if self.status == 0:
+            return Completion(success=True, facts=self.facts)
+        said = self.facts.get("errorMessage")
+        if self.status == TRY_AGAIN:
+            return Release(said or f"the agent asked for another attempt (exit status {TRY_AGAIN})")
+        how = (
+            f"ended with exit status {self.status}"
+            if self.status > 0
+            else f"was ended by signal {-self.status}"
+        )
+        return Completion(success=False, facts={**self.facts, "errorMessage": said or f"the agent {how}"})
+
+
+class Run:
+    """`start`, then `let_go`, then `ended`; `stop` at any time."""
+
+    def __init__(self, command: Command, folder: Path, on_progress: Callable[[Progress], None]) -> None:
+        """`folder`: the session's own, for its files and its log."""
+        self._command, self._folder, self._on_progress = command, folder, on_progress
+        self._process: asyncio.subprocess.Process | None = None
+        self._reading: asyncio.Future[Any] | None = None
+        self._tail = b""
+
+    async def start(
+        self, message: Message, attempt: int | None, new_prompts: Sequence[Mapping[str, Any]]
+    ) -> int:
+        """Makes the process, which waits at the gate. Returns its number, which is also its group's.
+
+        Raises OSError where it cannot be: no such folder, no more processes.
+        """
+        self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        prompt = prompt_text(message, [str(each.get("body", "")) for each in new_prompts])
+        self._line = json.dumps(
+            {**message.fields, "attempt": attempt, "newPrompts": list(new_prompts), "prompt": prompt}
+        )
+        _write(self._folder / "message.json", self._line)
+        _write(self._folder / "prompt.md", prompt)
+        self._process = await asyncio.create_subprocess_exec(
+            "/bin/sh",
+            "-c",
+            GATE,
+            "dispatch",
+            *self._command.argv,
+            stdin=PIPE,
+            stdout=PIPE,
+            stderr=PIPE,
+            cwd=self._directory(message.repo),
+            env={**self._command.environment, **self._variables(message, attempt)},
+            start_new_session=True,
+        )
+        self._reading = asyncio.ensure_future(self._read_both(self._process))
+        return self._process.pid
+
+    def _directory(self, repo: str) -> Path:
+        if self._command.directory is None:
+            own = self._folder / "work"
+            own.mkdir(exist_ok=True)
+            return own
+        if "{" in self._command.directory and not _REPO.fullmatch(repo):
+            raise OSError(f"the repository's name {repo!r} is no safe name for a folder")
+        owner, _, name = repo.partition("/")
+        path = (
+            self._command.directory.replace("{repo}", repo).replace("{owner}", owner).replace("{name}", name)
+        )
+        return Path(path).expanduser()
+
+    def _variables(self, message: Message, attempt: int | None) -> dict[str, str]:
+        found = {
+            "DISPATCH_ID": message.queue_id,
+            "DISPATCH_ATTEMPT": "" if attempt is None else str(attempt),
+            "DISPATCH_SESSION_ID": message.session_id,
+            "DISPATCH_ISSUE": message.identifier,
+            "DISPATCH_REPO": message.repo,
+            "DISPATCH_MESSAGE_FILE": str(self._folder / "message.json"),
+            "DISPATCH_PROMPT_FILE": str(self._folder / "prompt.md"),
+            "DISPATCH_LOG_FILE": str(self._folder / "output.log"),
+        }
+        for variable, field in (("DISPATCH_ISSUE_URL", "url"), ("TRACEPARENT", "traceparent")):
+            if isinstance(value := message.fields.get(field), str):
+                found[variable] = value
+        return {name: value.replace("\x00", "") for name, value in found.items()}
+
+    def let_go(self) -> None:
+        """Opens the gate and hands over the work. A command that does not read its input is no error, and is not waited for."""
+        self._stdin().write(f"\n{self._line}\n".encode())
+        if not self._command.interactive:
+            self._stdin().close()
+
+    def say(self, prompt: Mapping[str, Any]) -> None:
+        """One follow-up, as a line of JSON on the standard input of an interactive run."""
+        self._stdin().write((json.dumps({"type": "prompt", **prompt}) + "\n").encode())
+
+    def _stdin(self) -> asyncio.StreamWriter:
+        assert self._process is not None
+        assert self._process.stdin is not None
+        return self._process.stdin
+
+    async def ended(self) -> Ending:
+        """Waits for the end of the command, then ends whatever it has left behind in its group."""
+        process, reading = self._process, self._reading
+        assert process is not None
+        assert reading is not None
+        try:
+            status = await process.wait()
+            await processes.end(process.pid, self._command.patience)
+            # A process that has left the group may hold the pipe open: the agent is over all the same.
+            await asyncio.wait([reading], timeout=LAST_WORDS_SECONDS)
+        finally:
+            reading.cancel()
+            self._stdin().close()
+        facts, odd = facts_in(last_object(self._tail.decode(errors="replace")))
+        return Ending(status, facts, odd)
+
+    async def stop(self) -> None:
+        """Ends the command and all that it has started."""
+        if self._process is not None:
+            await processes.end(self._process.pid, self._command.patience)
+
+    def kill(self) -> None:
+        """Ends them without asking."""
+        if self._process is not None:
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+
+    def _heard(self, line: bytes) -> None:
+        progress = progress_in(line.decode(errors="replace"))
+        if progress is not None:
+            self._on_progress(progress)
+        else:
+            self._tail = (self._tail + line + b"\n")[-TAIL:]
+
+    async def _read_both(self, process: asyncio.subprocess.Process) -> None:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        log = _log(self._folder / "output.log")
+        try:
+            await asyncio.gather(
+                self._read(process.stdout, log, "", self._heard),
+                self._read(process.stderr, log, "stderr: ", None),
+            )
+        finally:
+            log.close()
+
+    async def _read(
+        self,
+        stream: asyncio.StreamReader,
+        log: RotatingFileHandler,
+        label: str,
+        heard: Callable[[bytes], None] | None,
+    ) -> None:
+        """Line by line; a line without an end is cut where it becomes too long to keep in memory."""
+        rest = b""
+        while chunk := await stream.read(LONGEST_LINE):
+            *lines, rest = (rest + chunk).split(b"\n")
+            if len(rest) >= LONGEST_LINE:
+                lines.append(rest)
+                rest = b""
+            for line in lines:
+                _note(log, label, line, heard)
+        if rest:
+            _note(log, label, rest, heard)
+
+
+def _note(log: RotatingFileHandler, label: str, line: bytes, heard: Callable[[bytes], None] | None) -> None:
+    log.emit(logging.makeLogRecord({"msg": label + line.decode(errors="replace").rstrip("\r")}))
+    if heard is not None:
+        heard(line)
+
+
+def _log(path: Path) -> RotatingFileHandler:
+    path.touch(mode=0o600)
+    handler = RotatingFileHandler(
+        path, maxBytes=LOG_BYTES, backupCount=LOG_FILES, encoding="utf-8", errors="replace"
+    )
+    handler.setFormatter(logging.Formatter("%(message)s"))
+    return handler
+
+
+def _write(path: Path, text: str) -> None:
+    """For the owner's eyes: what is in it may be confidential."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(descriptor, "w", encoding="utf-8", errors="replace") as file:
+        file.write(text)
