@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from functools import cache, cached_property
+from functools import cache, cached_property, partial
 from typing import Any
 from uuid import UUID
 
 from sqlalchemy import Engine
 
 from functions import realtime
+from functions.listening import Listening
 from functions.pacing import Pacing
 from shared.crypto import KeyRing
-from shared.db import engine_for
+from shared.db import engine_for, listener_for
 from shared.dispatch_queue import RetryPolicy
 from shared.log import log_from
 from shared.settings import Settings
@@ -25,6 +26,12 @@ class App:
     settings: Settings
     engine: Engine
     pacing: Pacing = field(default_factory=Pacing)
+    listening: Listening = field(init=False)
+
+    def __post_init__(self) -> None:
+        settings = self.settings
+        connect = None if settings.database_listen_url is None else partial(listener_for, settings)
+        object.__setattr__(self, "listening", Listening(connect, settings.listen_max_waiters))
 
     @cached_property
     def policy(self) -> RetryPolicy:

@@ -6,6 +6,7 @@ Each route is one transaction, and its boundary stands here. What a machine may 
 from __future__ import annotations
 
 from decimal import Decimal
+from time import monotonic
 from typing import Any, NoReturn, TypeVar
 from uuid import UUID
 
@@ -31,6 +32,7 @@ from shared.messages import (
 
 BODY_LIMIT = 256 * 1024
 POLL_LIMIT = 64
+LONGEST_WAIT_SECONDS = 60
 
 Body = TypeVar("Body", bound=BaseModel)
 
@@ -90,16 +92,51 @@ def realtime_token(app: App, request: Request) -> Response:
 def poll(app: App, request: Request) -> Response:
     """`GET /api/dispatch/poll`. A first-class route: with every notification lost, this alone delivers the work."""
     limit = integer_parameter(request, "limit", default=16, minimum=1, maximum=POLL_LIMIT)
-    with transaction(app.engine, CLAIM) as tx:
-        polled = dispatch_queue.poll(tx, token=bearer_token(request), limit=limit)
+    seconds = integer_parameter(request, "waitSeconds", default=0, minimum=0, maximum=LONGEST_WAIT_SECONDS)
+    until, waited = monotonic() + seconds, False
+    polled = _look(app, request, limit)
+    if seconds and not _found(polled):
+        polled, waited = _wait(app, request, limit, polled, until)
     machine, me = polled.machine, polled.machine.registered()
     answer = {
         "messages": [_message(machine.org_id, me, work) for work in polled.work],
-        "pollAfterMs": app.pacing.after_poll(me, found=bool(polled.work), next_due_ms=polled.next_due_ms),
+        "pollAfterMs": 0
+        if waited
+        else app.pacing.after_poll(me, found=bool(polled.work), next_due_ms=polled.next_due_ms),
     }
     if polled.stop_requests:
         answer["cancelled"] = [str(queue_id) for queue_id in polled.stop_requests]
     return Response(200, answer)
+
+
+def _look(app: App, request: Request, limit: int) -> dispatch_queue.Polled:
+    with transaction(app.engine, CLAIM) as tx:
+        return dispatch_queue.poll(tx, token=bearer_token(request), limit=limit)
+
+
+def _found(polled: dispatch_queue.Polled) -> bool:
+    return bool(polled.work or polled.stop_requests)
+
+
+def _wait(
+    app: App, request: Request, limit: int, polled: dispatch_queue.Polled, until: float
+) -> tuple[dispatch_queue.Polled, bool]:
+    """Looks again whenever there may be something, with no transaction and no connection of the pool in between.
+
+    Listening comes before the look that decides to wait: a commit is either seen by that look, or heard after it.
+
+    Returns what was seen last, and whether the whole time was waited for.
+    """
+    with app.listening.place_for(polled.machine.registered()) as place:
+        while place is not None:
+            polled = _look(app, request, limit)
+            left = until - monotonic()
+            if _found(polled) or left <= 0:
+                return polled, not _found(polled)
+            due = left if polled.next_due_ms is None else (polled.next_due_ms + 1) / 1000
+            if not place.wait(min(left, due)):
+                break
+    return polled, False
 
 
 def _message(org_id: UUID, orchestrator_id: UUID, work: dispatch_queue.Work) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, final
 
-from sqlalchemy import Connection, Engine, Row, TextClause, create_engine, event, text
+from sqlalchemy import URL, Connection, Engine, Row, TextClause, create_engine, event, text
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import DisconnectionError
 
@@ -20,7 +20,7 @@ from shared import one_flight
 if TYPE_CHECKING:
     from shared.settings import Settings
 
-SCHEMA_REVISION: Final = "0001"
+SCHEMA_REVISION: Final = "0002"
 """The newest migration that this code needs; compared with the database's by `schema_revision`."""
 
 sql = text
@@ -123,16 +123,7 @@ def engine_for(settings: Settings) -> Engine:
     instance may have been frozen since and the server or a NAT gateway may have dropped it meanwhile.
     """
     url = make_url(settings.database_url.get_secret_value())
-    options = {
-        "user": url.username,
-        "password": url.password,
-        "host": url.host,
-        "port": url.port or 5432,
-        "database": url.database,
-        "timeout": settings.database_connect_timeout_seconds,
-        "ssl_context": _tls(settings),
-        "application_name": "devpilot-dispatch",
-    }
+    options = _options(settings, url, "devpilot-dispatch")
     engine = create_engine(
         url.set(drivername="postgresql+pg8000", query={}),
         creator=lambda: one_flight.connect(**options),
@@ -149,6 +140,46 @@ def engine_for(settings: Settings) -> Engine:
             raise DisconnectionError("the connection died while it was not in use")
 
     return engine
+
+
+CHANNEL: Final = "dispatch_queue"
+"""What `listen on` makes the database say on it: the id of a machine that has something to look at."""
+
+# The server ends a listener that has asked nothing for five minutes, or whose network has taken nothing for half a minute: what it has not
+# read is kept for it and for everybody behind it, and a frozen instance would never read. Sent with the start of the connection, because
+# a pooler refuses them there, and behind a pooler there is nothing to hear.
+UNHEARD: Final = {"idle_session_timeout": "300000", "tcp_user_timeout": "30000"}
+
+
+def listener_for(settings: Settings) -> one_flight.Connection:
+    """A connection outside of any pool and any transaction that hears what is said on `CHANNEL`, from now on.
+
+    Raises whatever the driver does when DATABASE_LISTEN_URL does not lead to a database.
+    """
+    assert settings.database_listen_url is not None
+    url = make_url(settings.database_listen_url.get_secret_value())
+    connection = one_flight.connect(
+        **_options(settings, url, "devpilot-dispatch listen"), startup_params=UNHEARD
+    )
+    try:
+        connection.execute_simple(f"listen {CHANNEL}")
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def _options(settings: Settings, url: URL, name: str) -> dict[str, Any]:
+    return {
+        "user": url.username,
+        "password": url.password,
+        "host": url.host,
+        "port": url.port or 5432,
+        "database": url.database,
+        "timeout": settings.database_connect_timeout_seconds,
+        "ssl_context": _tls(settings),
+        "application_name": name,
+    }
 
 
 def _tls(settings: Settings) -> ssl.SSLContext | bool:

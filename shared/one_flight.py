@@ -9,6 +9,7 @@ costs the client 0.40 ms of CPU instead of 0.19. It leans on internals, so the d
 from __future__ import annotations
 
 import select
+import ssl
 import struct
 import time
 from functools import lru_cache
@@ -93,6 +94,8 @@ class Connection(pg8000.legacy.Connection):
     def __init__(self, **options: Any) -> None:
         self._begin = "begin"
         self._pending: list[str] = []
+        self._left = b""
+        self._notified: set[str] = set()
         self._broken = False
         self._used = time.time()
         super().__init__(**options)
@@ -152,7 +155,7 @@ class Connection(pg8000.legacy.Connection):
 
     def handle_messages(self, context: Context) -> None:
         """Reads to the next ReadyForQuery. The driver's own loop asks its buffer twice for each message; this one takes what has come."""
-        received, at, code = b"", 0, None
+        received, at, code = self._left, 0, None
         while code != READY_FOR_QUERY:
             while len(received) < at + 5 or len(received) < at + 1 + int.from_bytes(
                 received[at + 1 : at + 5]
@@ -164,6 +167,7 @@ class Connection(pg8000.legacy.Connection):
             code, length = received[at : at + 1], int.from_bytes(received[at + 1 : at + 5])
             self.message_types[code](received[at + 5 : at + 1 + length], context)
             at += 1 + length
+        self._left = received[at:]  # a notification may follow at once
         if context.error is not None:
             raise context.error
 
@@ -198,9 +202,18 @@ class Connection(pg8000.legacy.Connection):
 
     def usable(self) -> bool:
         """Whether the connection is worth trying: nothing unread on its socket, and after a long pause one answered probe."""
-        if self._broken or self._usock is None or select.select([self._usock], [], [], 0)[0]:
+        if self._broken or self._usock is None or self._left or select.select([self._usock], [], [], 0)[0]:
             return False
-        if abs(time.time() - self._used) < IDLE_SECONDS:
+        return self.answers()
+
+    @property
+    def silent_seconds(self) -> float:
+        """How long ago the server last answered. By the wall clock, which goes on while an instance is frozen."""
+        return abs(time.time() - self._used)
+
+    def answers(self) -> bool:
+        """Whether the server is there, as far as one can know: asked by one probe if its last answer is long ago."""
+        if self.silent_seconds < IDLE_SECONDS:
             return True
         self._usock.settimeout(PROBE_SECONDS)
         try:
@@ -208,6 +221,52 @@ class Connection(pg8000.legacy.Connection):
         except (InterfaceError, DatabaseError):
             return False
         return True
+
+    def handle_NOTIFICATION_RESPONSE(self, data: bytes, context: Context) -> None:  # noqa: ARG002, N802 - the driver's
+        """Keeps the payload, once. The driver's own keeps the last hundred: whoever is named in the one before them would not be told."""
+        _channel, payload, _ = data[4:].split(b"\0")
+        self._notified.add(payload.decode())
+
+    def notified(self, patience: float) -> set[str]:
+        """The payloads of the notifications that have come since the last call; waits up to `patience` seconds for the first one.
+
+        Raises InterfaceError when the connection has ended.
+        """
+        if self._broken:
+            raise InterfaceError("connection is closed")
+        self._broken = True
+        try:
+            self._receive()
+            if not self._notified and select.select([self._usock], [], [], patience)[0]:
+                self._receive()
+        except (OSError, ValueError) as error:
+            raise InterfaceError("network error") from error
+        self._broken = False
+        told, self._notified = self._notified, set()
+        return told
+
+    def _receive(self) -> None:
+        """Takes what has come without waiting: to the end, because select does not see what TLS has already decrypted."""
+        self._usock.settimeout(0)
+        while True:
+            self._take()
+            try:
+                more = self._usock.recv(65536)
+            except (BlockingIOError, ssl.SSLWantReadError):
+                return
+            if not more:
+                raise InterfaceError("the server has gone")
+            self._left += more
+
+    def _take(self) -> None:
+        """Handles the whole messages of what has been read; part of one stays."""
+        context, at, had = Context(None), 0, self._left
+        while len(had) >= at + 5 and len(had) > at + (length := int.from_bytes(had[at + 1 : at + 5])):
+            self.message_types[had[at : at + 1]](had[at + 5 : at + 1 + length], context)
+            at += 1 + length
+        self._left = had[at:]
+        if context.error is not None:
+            raise InterfaceError("the server has ended the connection") from context.error
 
 
 def connect(**options: Any) -> Connection:

@@ -96,6 +96,17 @@ class Settings(BaseModel):
     database_url: Annotated[SecretStr, AfterValidator(_database_url)] = Field(
         description="The Postgres to use, `postgresql://user:password@host:port/database`; percent-encode special characters."
     )
+    database_listen_url: Annotated[SecretStr, AfterValidator(_database_url)] | None = Field(
+        None,
+        description="The same database by a direct connection, not through a pooler. With it, and after `listen on`, a poll may wait and "
+        "is answered as soon as a row is committed. One connection per function instance.",
+    )
+    listen_max_waiters: int = Field(
+        4,
+        ge=1,
+        le=1000,
+        description="How many requests of one instance may wait at once; each holds one of its threads. Others are answered at once.",
+    )
     database_ca_file: str | None = Field(
         None,
         description="Path of the certificate authority's PEM file, where the system's own do not vouch for the server.",

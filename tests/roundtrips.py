@@ -23,6 +23,7 @@ class Proxy:
         self._pairs: list[tuple[socket.socket, socket.socket]] = []
         self._flowing = threading.Event()
         self._flowing.set()
+        self._forgotten: set[socket.socket] = set()
         self._closed = False
         self.round_trips = 0
         self.connections = 0
@@ -55,6 +56,8 @@ class Proxy:
                     self._flowing.wait()
                     if not data:
                         return
+                    if client in self._forgotten:
+                        continue
                     if source is client and not client_speaks:
                         self.round_trips += 1
                     client_speaks = source is client
@@ -71,6 +74,10 @@ class Proxy:
     def freeze(self) -> None:
         """From now on nothing passes and nobody is told: a dead peer without a FIN."""
         self._flowing.clear()
+
+    def forget(self) -> None:
+        """The connections that are open now go nowhere and nobody is told; new ones pass: a gateway that has lost its table."""
+        self._forgotten.update(client for client, _ in self._pairs)
 
     def thaw(self) -> None:
         """Lets everything pass again, what was held back included."""

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from typing import Final, Literal, NamedTuple
 
 from sqlalchemy.exc import DBAPIError
 
-from infra.admin import views
+from infra.admin import listen, views
 from infra.admin.arguments import Group
 from infra.admin.console import Console
 from infra.admin.failures import explained, is_unreachable
 from shared import dispatch_queue
 from shared.crypto import KeyRing
-from shared.db import OPERATOR, SCHEMA_REVISION, Tx, schema_revision, sql, transaction
+from shared.db import CHANNEL, OPERATOR, SCHEMA_REVISION, Tx, listener_for, schema_revision, sql, transaction
 from shared.dispatch_queue import RetryPolicy
 from shared.errors import ConfigurationError, SchemaOutdated
 from shared.workspaces import Sealed
@@ -23,6 +24,7 @@ OLDEST_SERVER: Final = 15
 SKEW_SECONDS: Final = (
     30  # ages of signed events are measured with the functions' clocks, everything else with the database's
 )
+HEARD_WITHIN_SECONDS: Final = 2
 MISSED_TICKS_SECONDS: Final = 300  # a claim that is overdue by five ticks of a minute: nobody sweeps
 
 
@@ -46,9 +48,11 @@ def doctor(console: Console) -> int:
     findings: list[Finding] = []
     code = 0
     try:
-        for check in (_database, _schema, _invariants, _secrets, _machines, _backlog, _sweep):
+        for check in (_database, _schema, _invariants, _secrets, _machines, _backlog, _sweep, _listen):
             with transaction(console.engine, OPERATOR) as tx:
                 findings.extend(check(console, tx))
+        if console.settings.database_listen_url is not None:
+            findings.append(_hears(console))
     except SchemaOutdated as error:
         findings.append(Finding("schema", "wrong", error.message))
     except (DBAPIError, OSError) as error:
@@ -213,3 +217,39 @@ def _sweep(console: Console, tx: Tx) -> Iterator[Finding]:
     unswept = sum(machine.has_expired_claims for machine in machines)
     detail = f"{unswept} machines have claims that expired over {MISSED_TICKS_SECONDS} s ago: is the scheduler calling the sweep?"
     yield Finding("sweep", "wrong" if unswept else "ok", detail if unswept else "no claim is overdue")
+
+
+SAY = sql("select pg_notify(:channel, :word)")
+
+
+def _listen(console: Console, tx: Tx) -> Iterator[Finding]:
+    on, heard = listen.is_on(tx), console.settings.database_listen_url is not None
+    if on and not heard:
+        yield Finding(
+            "listen", "note", "it is on, which every enqueue pays for, and DATABASE_LISTEN_URL is not set"
+        )
+    elif heard and not on:
+        yield Finding("listen", "wrong", "DATABASE_LISTEN_URL is set, but commits say nothing: `listen on`")
+    else:
+        yield Finding("listen", "ok", "commits wake the polls that wait" if on else "off: machines poll")
+
+
+def _hears(console: Console) -> Finding:
+    """Whether a word that is said through DATABASE_URL arrives: it does not through a pooler, nor in another database."""
+    try:
+        with closing(listener_for(console.settings)) as listener:
+            with transaction(console.engine, OPERATOR) as tx:
+                tx.first(SAY, channel=CHANNEL, word="doctor")
+            until = time.monotonic() + HEARD_WITHIN_SECONDS
+            while (left := until - time.monotonic()) > 0:
+                if "doctor" in listener.notified(left):
+                    return Finding(
+                        "listen", "ok", "what is said through DATABASE_URL arrives at DATABASE_LISTEN_URL"
+                    )
+    except Exception as error:  # noqa: BLE001 - whatever it is, it is what is wrong
+        return Finding("listen", "wrong", f"DATABASE_LISTEN_URL cannot be used: {type(error).__name__}")
+    return Finding(
+        "listen",
+        "wrong",
+        "nothing arrives at DATABASE_LISTEN_URL: it must lead to the same database, and not through a pooler",
+    )

@@ -37,7 +37,7 @@ def application() -> WSGI:
 
 
 if __name__ == "__main__":
-    # Two processes would need two pools; one process with threads is what the cloud runs.
+    # Two processes would need two pools; one process with threads is what the cloud runs. Eight of them may be waiting polls.
     GunicornApplication(
-        application(), "127.0.0.1", int(sys.argv[1]), debug=False, threads=8, graceful_timeout=5
+        application(), "127.0.0.1", int(sys.argv[1]), debug=False, threads=16, graceful_timeout=5
     ).run()

@@ -23,10 +23,11 @@ from typing import Any, Self
 
 import httpx
 
+from infra.admin import listen
 from infra.admin.migrate import migrate
 from infra.local.postgres import LocalPostgres, find_binaries
 from infra.local.seed import Demo, seed
-from shared.db import engine_for
+from shared.db import OPERATOR, engine_for, transaction
 from shared.settings import Settings
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -74,6 +75,7 @@ def running(
     data.mkdir(parents=True, exist_ok=True)
     with ExitStack() as stack:
         url = os.environ.get("DATABASE_URL")
+        listens = {}
         if url:
             say("database: the one that DATABASE_URL names")
         else:
@@ -82,9 +84,11 @@ def running(
                 LocalPostgres(data / "postgres", binaries=find_binaries(os.environ))
             )
             url = postgres.create_database("dispatch")
+            listens = {"DATABASE_LISTEN_URL": url, "LISTEN_MAX_WAITERS": "8"}
         environment = {
             **_secrets_of(data),
             "DATABASE_URL": url,
+            **listens,
             "DATABASE_TLS": os.environ.get("DATABASE_TLS", "off"),
             "LOG_LEVEL": os.environ.get("LOG_LEVEL", "INFO"),
             **(overrides or {}),
@@ -94,6 +98,9 @@ def running(
         say(f"schema: {'applied ' + ', '.join(applied) if applied else 'up to date'}")
         engine = engine_for(settings)
         try:
+            if listens:
+                with transaction(engine, OPERATOR) as tx:
+                    listen.set_to(tx, wanted=True)
             demo = seed(engine, settings, data / "demo.json")
         finally:
             engine.dispose()

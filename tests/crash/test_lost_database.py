@@ -14,7 +14,7 @@ from sqlalchemy.engine import make_url
 from functions.app import App
 from infra.admin.migrate import migrate
 from infra.local.postgres import LocalPostgres, find_binaries
-from shared.db import engine_for
+from shared.db import SCHEMA_REVISION, engine_for
 from shared.settings import Settings
 from tests.conftest import a_folder_for_postgres
 from tests.crash.calls import Answer, Ask, Call, claiming_many, in_process, polling, tick
@@ -95,7 +95,7 @@ def test_a_database_that_was_never_migrated_is_503_and_names_the_migration_that_
         for call in each_function(scene):
             answer = outdated(call)
             assert answer.asks_to_come_again
-            assert "0001" in answer.body["error"]["message"]
+            assert SCHEMA_REVISION in answer.body["error"]["message"]
             assert "infra.admin migrate" in answer.body["error"]["message"]
         engine.dispose()
 

@@ -15,7 +15,7 @@ from uuid import UUID
 import pytest
 from sqlalchemy import Engine
 
-from infra.admin import views
+from infra.admin import doctor, views
 from infra.admin.__main__ import main
 from shared import dispatch_queue, orchestrators, routing, sessions, workspaces
 from shared.crypto import KeyRing
@@ -26,6 +26,7 @@ from shared.ids import new_id
 from shared.sessions import NewSession
 from shared.settings import Settings
 from tests import steps
+from tests.databases import Databases
 from tests.given import (
     REPO,
     Machine,
@@ -834,6 +835,56 @@ def test_the_doctor_finds_a_violated_invariant(dispatchctl: Run, connected: UUID
     assert "invariants" in _wrong(dispatchctl)
 
 
+@pytest.fixture
+def listens(environment: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DATABASE_LISTEN_URL", environment["DATABASE_URL"])
+
+
+def test_listening_is_off_until_it_is_turned_on(dispatchctl: Run) -> None:
+    assert dispatchctl("listen", "status") == (0, "off\n", "")
+    assert dispatchctl("listen", "on", "--json").json == {"state": "on", "changed": True}
+    assert dispatchctl("listen", "status", "--json").json == {"state": "on"}
+    again = dispatchctl("listen", "on")
+    assert (again.code, again.out) == (0, "on already\n")
+    assert "DATABASE_LISTEN_URL" in again.err
+    assert dispatchctl("listen", "off").out == "off now\n"
+    assert dispatchctl("listen", "status").out == "off\n"
+
+
+def test_turning_listening_on_needs_the_migration(dispatchctl: Run, engine: Engine) -> None:
+    with transaction(engine, OPERATOR) as tx:
+        tx.run(sql("drop function tell_the_machine cascade"))
+    for word in ("on", "off", "status"):
+        answer = dispatchctl("listen", word)
+        assert (answer.code, "run `migrate`" in answer.err) == (1, True)
+
+
+def test_the_doctor_says_when_one_half_of_listening_is_missing(
+    dispatchctl: Run, request: pytest.FixtureRequest
+) -> None:
+    assert _states(dispatchctl, "listen") == ["ok"]
+    dispatchctl("listen", "on")
+    assert _states(dispatchctl, "listen") == ["note"]
+    request.getfixturevalue("listens")
+    assert _states(dispatchctl, "listen") == ["ok", "ok"]
+    dispatchctl("listen", "off")
+    assert _states(dispatchctl, "listen") == ["wrong", "ok"]
+
+
+def test_the_doctor_finds_a_listening_connection_that_hears_nothing(
+    dispatchctl: Run, postgres: Databases, listens: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dispatchctl("listen", "on")
+    monkeypatch.setenv("DATABASE_POOL_SIZE", "1")
+    monkeypatch.setattr(doctor, "HEARD_WITHIN_SECONDS", 0.2)
+    assert _states(dispatchctl, "listen") == ["ok", "ok"]
+    monkeypatch.setenv("DATABASE_LISTEN_URL", postgres.url)
+    assert _states(dispatchctl, "listen") == ["ok", "wrong"]
+    monkeypatch.setenv("DATABASE_LISTEN_URL", "postgresql://u:hunter2@127.0.0.1:1/d")
+    assert _states(dispatchctl, "listen") == ["ok", "wrong"]
+    assert "hunter2" not in "".join(map(str, dispatchctl("doctor")))
+
+
 def test_a_database_without_the_schema_is_said_to_need_migrate(dispatchctl: Run, engine: Engine) -> None:
     with transaction(engine, OPERATOR) as tx:
         tx.run(sql("alter table organizations rename to gone"))
@@ -842,6 +893,10 @@ def test_a_database_without_the_schema_is_said_to_need_migrate(dispatchctl: Run,
     assert (answer.code, "run `migrate`" in answer.err) == (1, True)
     answer = dispatchctl("doctor")
     assert (answer.code, "run `migrate`" in answer.out) == (1, True)
+
+
+def _states(dispatchctl: Run, check: str) -> list[str]:
+    return [row["state"] for row in dispatchctl("doctor", "--json").json if row["check"] == check]
 
 
 def _wrong(dispatchctl: Run) -> set[str]:

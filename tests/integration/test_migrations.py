@@ -7,14 +7,18 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
 import pytest
+from pydantic import SecretStr
 from sqlalchemy import Engine, NullPool, create_engine
 from sqlalchemy.engine import make_url
 
-from infra.admin.migrate import ONE_AT_A_TIME, current, migrate
-from shared.db import SCHEMA_REVISION, schema_revision, transaction
+from infra.admin.migrate import ONE_AT_A_TIME, SCRIPTS, current, migrate
+from shared.db import SCHEMA_REVISION, engine_for, schema_revision, transaction
 from shared.errors import Conflict, DatabaseUnavailable
+from shared.settings import Settings
 from tests.databases import Databases
-from tests.given import a_machine, a_tenant, row_of, work
+from tests.given import a_machine, a_tenant, row_of, violations, work
+
+EVERY = sorted(path.name[:4] for path in (SCRIPTS / "versions").glob("[0-9]*.py"))
 
 
 @pytest.fixture
@@ -59,6 +63,21 @@ def test_a_database_with_work_in_it_keeps_it(engine: Engine, database_url: str) 
     assert row_of(engine, queued) is not None
 
 
+def test_a_database_with_work_in_it_gets_what_came_since_it_was_made(empty: str, settings: Settings) -> None:
+    run(empty, (SCRIPTS / "sql" / "0001_core.sql").read_text())
+    run(empty, "create table alembic_version (version_num varchar(32) primary key)")
+    run(empty, "insert into alembic_version values ('0001')")
+    engine = engine_for(settings.model_copy(update={"database_url": SecretStr(empty)}))
+    tenant = a_tenant(engine)
+    machine = a_machine(engine, tenant)
+    queued = work(engine, tenant, machine)
+    assert migrate(empty, tls="off") == EVERY[1:]
+    assert row_of(engine, queued) is not None
+    work(engine, tenant, machine)
+    assert violations(engine) == []
+    engine.dispose()
+
+
 def test_first_runs_at_once_wait_for_each_other_and_apply_each_migration_once(empty: str) -> None:
     with by_hand(empty) as engine, ThreadPoolExecutor(3) as pool:
         with engine.begin() as before_them:
@@ -67,7 +86,7 @@ def test_first_runs_at_once_wait_for_each_other_and_apply_each_migration_once(em
             waiting = "select count(*) from pg_locks where locktype = 'advisory' and not granted"
             while before_them.exec_driver_sql(waiting).scalar_one() < len(runs):
                 assert not any(run.done() for run in runs)
-        assert sorted(run.result() for run in runs) == [[], [], [SCHEMA_REVISION]]
+        assert sorted(run.result() for run in runs) == [[], [], EVERY]
 
 
 def test_a_migration_that_fails_leaves_nothing_behind(empty: str) -> None:

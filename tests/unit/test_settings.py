@@ -194,7 +194,7 @@ def test_a_refusal_drags_no_value_along_in_a_traceback() -> None:
 
 
 def test_every_setting_has_a_description_and_a_unit_where_it_is_a_number() -> None:
-    units = ("_seconds", "_hours", "_rows", "_attempts", "_size")
+    units = ("_seconds", "_hours", "_rows", "_attempts", "_size", "_waiters")
     for name, field in Settings.model_fields.items():
         assert field.description, name
         assert field.annotation is not int or name.endswith(units), name
