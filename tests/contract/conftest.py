@@ -15,9 +15,10 @@ import httpx
 import pytest
 from sqlalchemy import Engine
 
+from infra.admin import listen
 from infra.local.stack import free_port
 from shared.crypto import KeyRing
-from shared.db import engine_for
+from shared.db import OPERATOR, engine_for, transaction
 from shared.settings import Settings
 from tests.databases import Databases
 
@@ -34,12 +35,16 @@ def served(
         environment = {
             "DATABASE_URL": url,
             "DATABASE_TLS": "off",
+            "DATABASE_LISTEN_URL": url,
+            "LISTEN_MAX_WAITERS": "8",
             "BRIDGE_ENCRYPTION_KEY": base64.b64encode(bytes(range(32))).decode(),
             "CRON_SECRET": CRON_SECRET,
             "DISPATCH_CLAIM_TIMEOUT_SECONDS": "600",
         }
         settings = Settings.from_environment(environment)
         engine, port = engine_for(settings), free_port()
+        with transaction(engine, OPERATOR) as tx:
+            assert listen.set_to(tx, wanted=True)
         log = tmp_path_factory.mktemp("served") / "functions.log"
         with log.open("wb") as output:
             process = subprocess.Popen(
