@@ -105,7 +105,8 @@ class Settings(BaseModel):
         4,
         ge=1,
         le=1000,
-        description="How many requests of one instance may wait at once; each holds one of its threads. Others are answered at once.",
+        description="How many requests of one instance may wait at once; others are answered at once. Each holds a thread: the instance "
+        "needs more of those.",
     )
     database_ca_file: str | None = Field(
         None,
