@@ -12,7 +12,8 @@ LABEL: Final = "com.devpilot.dispatch.orchestrator"
 
 def systemd(program: Sequence[str], config: Path, variables: Mapping[str, str]) -> str:
     """A user's unit: `~/.config/systemd/user/dispatch-orchestrator.service`."""
-    command = " ".join(_quoted(word) for word in (*program, "connect", "--config", str(config)))
+    words = (*program[1:], "connect", "--config", str(config))
+    command = " ".join([_quoted(program[0], dollar="$"), *map(_quoted, words)])
     return f"""# Save as ~/.config/systemd/user/dispatch-orchestrator.service, then:
 #   systemctl --user daemon-reload && systemctl --user enable --now dispatch-orchestrator
 #   loginctl enable-linger        # so that it runs while nobody is logged in
@@ -23,8 +24,8 @@ After=network-online.target
 
 [Service]
 ExecStart={command}
-WorkingDirectory={_quoted(_folder(program))}
-Environment={_quoted("PATH=" + variables.get("PATH", "/usr/local/bin:/usr/bin:/bin"))}
+WorkingDirectory={_folder(program).replace("%", "%%")}
+Environment={_quoted("PATH=" + variables.get("PATH", "/usr/local/bin:/usr/bin:/bin"), dollar="$")}
 Restart=always
 RestartSec=5
 # The configuration or the token is wrong: starting again would not mend it.
@@ -98,7 +99,7 @@ def _folder(program: Sequence[str]) -> str:
     )
 
 
-def _quoted(word: str) -> str:
-    """systemd.syntax(7): double quotes, and a percent sign or a dollar is written twice."""
-    escaped = word.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%").replace("$", "$$")
+def _quoted(word: str, dollar: str = "$$") -> str:
+    """systemd.syntax(7): double quotes, and a percent sign is written twice; so is a dollar in the words of a command."""
+    escaped = word.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%").replace("$", dollar)
     return f'"{escaped}"' if any(sign in word for sign in " \t\"'") else escaped
