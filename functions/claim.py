@@ -29,9 +29,11 @@ from shared.messages import (
     StatusRequest,
     dispatch_message,
 )
+from shared.reopening import begin_again
 
 BODY_LIMIT = 256 * 1024
 POLL_LIMIT = 64
+COMPLETED = {"status": "completed", "linearSynced": False}
 LONGEST_WAIT_SECONDS = 60
 
 Body = TypeVar("Body", bound=BaseModel)
@@ -161,6 +163,9 @@ def claim(app: App, request: Request, queue_id: str) -> Response:
             tx, org_id=machine.org_id, orchestrator_id=me, queue_id=row_id, concurrency_limit=room
         )
         if work is None:
+            row = dispatch_queue.standing(tx, org_id=machine.org_id, queue_id=row_id)
+            if row is not None and row.orchestrator_id == me and row.claimable:
+                raise MachineFull
             _explain(tx, machine.org_id, me, row_id)
     return Response(200, _claim_answer(app, machine.org_id, me, work))
 
@@ -262,8 +267,6 @@ def _reason(tx: Tx, org_id: UUID, me: UUID, queue_id: UUID) -> DispatchError:
         )
     if me not in (row.orchestrator_id, row.claimed_by):
         return NotFound(f"no dispatch queue row {queue_id}")
-    if row.orchestrator_id == me and row.claimable:
-        return MachineFull()
     return ClaimLost(attempts=row.attempts)
 
 
@@ -277,10 +280,15 @@ def status(app: App, request: Request, session_id: str) -> Response:
         machine = orchestrators.authenticate(tx, bearer_token(request))
         me = machine.registered()
         renewal = dispatch_queue.renew(
-            tx, org_id=machine.org_id, orchestrator_id=me, session_id=id_, attempt=body.attempt
+            tx,
+            org_id=machine.org_id,
+            orchestrator_id=me,
+            session_id=id_,
+            queue_id=_named(body.queueId),
+            attempt=body.attempt,
         )
         if renewal is None:
-            _require_over(tx, machine.org_id, me, id_)
+            _require_over(tx, machine.org_id, me, id_, _named(body.queueId))
             return Response(200, {"status": "over", "cancelRequested": False})
         sessions.report(
             tx,
@@ -296,38 +304,67 @@ def status(app: App, request: Request, session_id: str) -> Response:
     return Response(200, {"status": "ok", **_news(renewal, body.promptsSeen)})
 
 
-def _require_over(tx: Tx, org_id: UUID, me: UUID, session_id: UUID) -> session_history.Session:
-    """A report about a claim that is not held: harmless when the session has ended, a lost claim when it goes on elsewhere."""
+def _require_over(tx: Tx, org_id: UUID, me: UUID, session_id: UUID, queue_id: UUID | None) -> None:
+    """A report about a claim that is not held: harmless when what was claimed is over, a lost claim when it goes on elsewhere.
+
+    A session may have begun anew since, with another row: what was said of the old one is said to nobody.
+    """
     session = session_history.session_of_machine(tx, org_id=org_id, session_id=session_id, orchestrator_id=me)
     if session is None:
         raise NotFound(f"no session {session_id}")
-    if not session.is_over:
-        raise ClaimLost
-    return session
+    if session.is_over:
+        return
+    if queue_id is not None and dispatch_queue.standing(tx, org_id=org_id, queue_id=queue_id) is None:
+        held = session_history.session_once_claimed(tx, org_id=org_id, queue_id=queue_id, orchestrator_id=me)
+        if held == session_id:
+            return
+    raise ClaimLost
 
 
 def complete(app: App, request: Request, session_id: str) -> Response:
-    """`POST /api/sessions/:id/complete`. Settles the row and closes the session in one transaction; repeating it changes nothing."""
+    """`POST /api/sessions/:id/complete`. Settles the row and closes the session in one transaction; repeating it changes nothing.
+
+    Follow-ups that came in too late for the agent begin the session anew, in the same transaction.
+    """
     id_, body = parse_id(session_id, "session"), _body(CompleteRequest, request)
     with transaction(app.engine, CLAIM) as tx:
         machine = orchestrators.authenticate(tx, bearer_token(request))
         me = machine.registered()
         settled = dispatch_queue.settle(
-            tx, org_id=machine.org_id, orchestrator_id=me, session_id=id_, attempt=body.attempt
+            tx,
+            org_id=machine.org_id,
+            orchestrator_id=me,
+            session_id=id_,
+            queue_id=_named(body.queueId),
+            attempt=body.attempt,
+            prompts_seen=body.promptsSeen,
         )
         if settled is None:
-            _require_over(tx, machine.org_id, me, id_)
-        else:
-            sessions.close_session(
+            _require_over(tx, machine.org_id, me, id_, _named(body.queueId))
+            return Response(200, COMPLETED)
+        sessions.close_session(
+            tx,
+            org_id=machine.org_id,
+            session_id=id_,
+            result=_result(body, settled),
+            orchestrator_id=me,
+            queue_id=settled.queue_id,
+            attempt=settled.attempt,
+        )
+        if (left := settled.left_to_do(success=body.success)) is not None:
+            begin_again(
                 tx,
                 org_id=machine.org_id,
                 session_id=id_,
-                result=_result(body, settled),
-                orchestrator_id=me,
-                queue_id=settled.queue_id,
-                attempt=settled.attempt,
+                message=left,
+                offline_after=app.policy.offline_after,
+                preferred=me,
             )
-    return Response(200, {"status": "completed", "linearSynced": False})
+    return Response(200, COMPLETED)
+
+
+def _named(queue_id: str | None) -> UUID | None:
+    return None if queue_id is None else UUID(queue_id)
 
 
 def _result(body: CompleteRequest, settled: dispatch_queue.Settled) -> sessions.Result:

@@ -13,12 +13,12 @@ from functions.app import App
 from functions.web import Request, Response, Route, dispatch, read_event
 from shared import deliveries, intake, routing
 from shared.db import WEBHOOK, Tx, transaction
-from shared.errors import Unauthenticated
+from shared.errors import ConfigurationError, Unauthenticated
 from shared.intake import IGNORED, STARTED, Heard, Outcome
 from shared.linear import OLD_AFTER_SECONDS, age_of, envelope, verify
 from shared.linear_decisions import Ignored
 from shared.linear_events import decide
-from shared.log import log
+from shared.log import log, log_exception
 from shared.routing import Workspace
 
 BODY_LIMIT = 5 * 1024 * 1024
@@ -82,10 +82,22 @@ def _verified(app: App, tx: Tx, request: Request, linear_organization_id: str | 
     signature = request.headers.get("linear-signature")
     if linear_organization_id is not None and signature:
         for workspace in routing.workspaces_of(tx, linear_organization_id=linear_organization_id):
-            sealed = filter(None, (workspace.webhook_secret, workspace.webhook_secret_previous))
-            if verify(request.body, signature, [app.keys.open(secret) for secret in sealed]):
+            if verify(request.body, signature, _secrets(app, workspace)):
                 return workspace
     raise Unauthenticated("the signature is missing or not that of a connected workspace")
+
+
+def _secrets(app: App, workspace: Workspace) -> list[str]:
+    """The workspace's webhook secrets. One that no key opens is no secret: other tenants of the same Linear must still be heard."""
+    found = []
+    for sealed in filter(None, (workspace.webhook_secret, workspace.webhook_secret_previous)):
+        try:
+            found.append(app.keys.open(sealed))
+        except ConfigurationError as error:
+            log_exception(
+                "a webhook secret cannot be opened", error, org_id=workspace.org_id, workspace_id=workspace.id
+            )
+    return found
 
 
 def _delivery_id(request: Request) -> str | None:

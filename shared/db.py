@@ -1,7 +1,7 @@
 """The transaction: the one thing that every function which changes rows asks for.
 
 `transaction(engine)` is the only maker of a `Tx`, and `with transaction(` stands only where the reader looks for the boundary:
-in `functions/`, in `infra/`, and in the ledger's drain.
+in `functions/`, in `infra/`, and in `shared/sweep.py`, whose pass is many short transactions (decisions/0008).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from shared import one_flight
 if TYPE_CHECKING:
     from shared.settings import Settings
 
-SCHEMA_REVISION: Final = "0002"
+SCHEMA_REVISION: Final = "0003"
 """The newest migration that this code needs; compared with the database's by `schema_revision`."""
 
 sql = text

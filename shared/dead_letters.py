@@ -65,6 +65,22 @@ def bury_undeliverable(
     record_event(tx, org_id=org_id, session_id=session_id, type="dead_lettered", data=data)
 
 
+UNDELIVERED = sql("""
+    select e.data -> 'payload' as payload
+      from dispatch_sessions s
+      join session_events e on e.org_id = s.org_id and e.session_id = s.id and e.type = 'dead_lettered'
+     where s.org_id = :org_id and s.id = :session_id and s.status = 'error' and s.error_code <> 'failed'
+     order by e.id desc
+     limit 1
+""")
+
+
+def undelivered(tx: Tx, *, org_id: UUID, session_id: UUID) -> dict[str, Any] | None:
+    """The message of a session that ended without anybody having done it; None for any other."""
+    row = tx.first(UNDELIVERED, org_id=org_id, session_id=session_id)
+    return None if row is None else row[0]
+
+
 LAST = sql("""
     select s.repo, s.status, e.data -> 'payload' as payload, s.status = 'error' and s.error_code <> 'failed' as is_dead_letter
       from dispatch_sessions s

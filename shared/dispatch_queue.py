@@ -169,7 +169,8 @@ _CLAIMED = """
 CLAIM = sql(f"""
     with claimed as (
       update dispatch_queue
-         set claimed_at = now(), claimed_by = :orchestrator_id, attempts = attempts + 1
+         set claimed_at = now(), claimed_by = :orchestrator_id, attempts = attempts + 1,
+             prompts_told = jsonb_array_length(coalesce(payload -> 'prompts', '[]'))
        where org_id = :org_id and id = :queue_id and orchestrator_id = :orchestrator_id
          and claimed_at is null and available_at <= now()
          and (select count(*) from dispatch_queue held
@@ -203,7 +204,8 @@ CLAIM_MANY = sql(f"""
          for update skip locked
     ), claimed as (
       update dispatch_queue q
-         set claimed_at = now(), claimed_by = :orchestrator_id, attempts = q.attempts + 1
+         set claimed_at = now(), claimed_by = :orchestrator_id, attempts = q.attempts + 1,
+             prompts_told = jsonb_array_length(coalesce(q.payload -> 'prompts', '[]'))
         from candidates c
        where q.org_id = :org_id and q.id = c.id and q.claimed_at is null and q.available_at <= now()
       returning q.id, q.session_id, q.payload, q.attempts, q.created_at, q.available_at
@@ -245,8 +247,10 @@ _RENEW = """
        and attempts = coalesce(cast(:attempt as integer), attempts)
     returning id, attempts, cancel_requested_at is not null, coalesce(payload -> 'prompts', '[]')
 """
-RENEW_ROW = sql(_RENEW.format(named="id = :id"))
-RENEW_SESSION = sql(_RENEW.format(named="session_id = :id"))
+RENEW_ROW = sql(_RENEW.format(named="id = :queue_id"))
+RENEW_SESSION = sql(
+    _RENEW.format(named="session_id = :session_id and id = coalesce(cast(:queue_id as uuid), id)")
+)
 
 
 def renew(
@@ -258,38 +262,79 @@ def renew(
     queue_id: UUID | None = None,
     session_id: UUID | None = None,
 ) -> Renewal | None:
-    """Starts the claim's timeout anew; None when the claim is not held any more. Name it by row or by session."""
-    statement, named = (RENEW_ROW, queue_id) if queue_id is not None else (RENEW_SESSION, session_id)
-    row = tx.first(statement, org_id=org_id, id=named, orchestrator_id=orchestrator_id, attempt=attempt)
+    """Starts the claim's timeout anew; None when the claim is not held any more. Name it by row, by session, or by both."""
+    named = {"queue_id": queue_id} if session_id is None else {"queue_id": queue_id, "session_id": session_id}
+    statement = RENEW_ROW if session_id is None else RENEW_SESSION
+    row = tx.first(statement, org_id=org_id, orchestrator_id=orchestrator_id, attempt=attempt, **named)
     return None if row is None else Renewal(*row)
 
 
 # -- settle -------------------------------------------------------------------------------------------------------------
 
 # No `claimed_at is not null`: a sweep may have released the row meanwhile. As long as `attempts` is still this claim's, nobody
-# else has started, and throwing finished work away helps nobody.
+# else has started, and throwing finished work away helps nobody. The message comes back only where something in it is still to be done.
 SETTLE = sql("""
     delete from dispatch_queue
      where org_id = :org_id and session_id = :session_id and claimed_by = :orchestrator_id
+       and id = coalesce(cast(:queue_id as uuid), id)
        and attempts = coalesce(cast(:attempt as integer), attempts)
-    returning id, attempts, cancel_requested_at is not null
+    returning id, attempts, cancel_requested_at is not null, wanted_again, coalesce(cast(:prompts_seen as integer), prompts_told),
+              case when wanted_again or jsonb_array_length(coalesce(payload -> 'prompts', '[]'))
+                                        > coalesce(cast(:prompts_seen as integer), prompts_told) then payload end
 """)
 
 
 class Settled(NamedTuple):
-    """A delivery that is over. `cancel_requested`: the machine had been asked to stop."""
+    """A delivery that is over. `cancel_requested`: the machine had been asked to stop; `wanted_again`: and the work was wanted after that.
+
+    `payload` is there where the message holds more than `prompts_seen` follow-ups, or is wanted again.
+    """
 
     queue_id: UUID
     attempt: int
     cancel_requested: bool
+    wanted_again: bool
+    prompts_seen: int
+    payload: dict[str, Any] | None
+
+    def left_to_do(self, *, success: bool) -> dict[str, Any] | None:
+        """The message that the session has to begin anew with; None when nothing is left.
+
+        What was stopped and wanted again is done again whole, unless it succeeded all the same; otherwise what is left are the
+        follow-ups that came in too late for the agent. Those of before a stop went with it.
+        """
+        if self.payload is None or (self.cancel_requested and not self.wanted_again):
+            return None
+        if self.wanted_again and not success:
+            return self.payload
+        unseen = self.payload.get("prompts", [])[self.prompts_seen :]
+        return {**self.payload, "prompts": unseen} if unseen else None
 
 
 def settle(
-    tx: Tx, *, org_id: UUID, orchestrator_id: UUID, session_id: UUID, attempt: int | None
+    tx: Tx,
+    *,
+    org_id: UUID,
+    orchestrator_id: UUID,
+    session_id: UUID,
+    attempt: int | None,
+    queue_id: UUID | None = None,
+    prompts_seen: int | None = None,
 ) -> Settled | None:
-    """Ends the delivery: the row goes, and the caller closes the session in the same transaction. None: the claim is lost."""
+    """Ends the delivery: the row goes, and the caller closes the session in the same transaction. None: the claim is lost.
+
+    Args:
+        queue_id: with `attempt`, which claim is meant. A session that began anew has another row, whose attempts count from 1 again.
+        prompts_seen: how many follow-ups the agent was given; None: those of the message as it was claimed.
+    """
     row = tx.first(
-        SETTLE, org_id=org_id, session_id=session_id, orchestrator_id=orchestrator_id, attempt=attempt
+        SETTLE,
+        org_id=org_id,
+        session_id=session_id,
+        orchestrator_id=orchestrator_id,
+        queue_id=queue_id,
+        attempt=attempt,
+        prompts_seen=prompts_seen,
     )
     return None if row is None else Settled(*row)
 
@@ -307,12 +352,13 @@ class GivenUp(NamedTuple):
 
 
 # Giving back and expiring are one transition. Below the attempt limit the row waits again, after min(n^2 * base, cap); at the limit it
-# is dropped and the session fails, keeping the payload as a dead letter; with a stop request it ends as cancelled, not redelivered.
+# is dropped and the session fails, keeping the payload as a dead letter; with a stop request it ends as cancelled, not redelivered,
+# unless it was wanted again after that.
 # The branches ask `g`, the locked row, and not `q`: in the statement's snapshot `q` may still be the version before the lock.
 _GIVE_UP = """
     , released as (
       update dispatch_queue q
-         set claimed_at = null, last_error = :error,
+         set claimed_at = null, last_error = :error, cancel_requested_at = null, wanted_again = false,
              available_at = now() + make_interval(secs => least(power(g.attempts, 2) * :backoff_base, :backoff_cap) * {jitter})
         from given_up g
        where q.org_id = :org_id and q.id = g.id and q.claimed_at is not null
@@ -352,7 +398,7 @@ _GIVE_UP = """
 RELEASE = sql(
     """
     with given_up as materialized (
-      select id, attempts, cancel_requested_at is not null as cancelled
+      select id, attempts, cancel_requested_at is not null and not wanted_again as cancelled
         from dispatch_queue
        where org_id = :org_id and id = :queue_id and claimed_by = :orchestrator_id and claimed_at is not null
          and attempts = coalesce(cast(:attempt as integer), attempts)
@@ -392,7 +438,7 @@ def release(
 SWEEP = sql(
     """
     with given_up as materialized (
-      select id, attempts, cancel_requested_at is not null as cancelled
+      select id, attempts, cancel_requested_at is not null and not wanted_again as cancelled
         from dispatch_queue
        where org_id = :org_id and orchestrator_id = :orchestrator_id
          and claimed_at < now() - make_interval(secs => :claim_timeout)
@@ -548,14 +594,15 @@ LOCK_FOR_CANCEL = sql(
 )
 CANCEL = sql("""
     with row as (
-      select id, session_id, attempts, claimed_by, claimed_at is not null as claimed, cancel_requested_at is not null as asked
+      select id, session_id, attempts, claimed_by, claimed_at is not null as claimed,
+             cancel_requested_at is not null and not wanted_again as asked
         from dispatch_queue
        where org_id = :org_id and session_id = :session_id
     ), gone as (
       delete from dispatch_queue q using row where q.org_id = :org_id and q.id = row.id and not row.claimed
     ), asked as (
       update dispatch_queue q
-         set cancel_requested_at = coalesce(q.cancel_requested_at, now())
+         set cancel_requested_at = greatest(q.cancel_requested_at, coalesce(cast(:at as timestamptz), now())), wanted_again = false
         from row
        where q.org_id = :org_id and q.id = row.id and row.claimed
     ), told as (
@@ -574,20 +621,26 @@ CANCEL = sql("""
 """)
 
 
-def cancel(tx: Tx, *, org_id: UUID, session_id: UUID, reason: str) -> str | None:
-    """Stops the work: `cancelled` when nobody had it, `stop_requested` when a machine has to be told, None when it is over."""
+def cancel(tx: Tx, *, org_id: UUID, session_id: UUID, reason: str, at: datetime | None = None) -> str | None:
+    """Stops the work: `cancelled` when nobody had it, `stop_requested` when a machine has to be told, None when it is over.
+
+    Args:
+        at: when the stop was asked for, by Linear's clock; None: now. What is asked for later makes the work wanted again.
+    """
     if tx.first(LOCK_FOR_CANCEL, org_id=org_id, session_id=session_id) is None:
         return None
-    row = tx.first(CANCEL, org_id=org_id, session_id=session_id, reason=reason)
+    row = tx.first(CANCEL, org_id=org_id, session_id=session_id, reason=reason, at=at)
     assert row is not None
     return "stop_requested" if row[0] else "cancelled"
 
 
-# Only while nobody has it: a machine that is at work keeps what it was given.
+# Only while nobody has it: a machine that is at work keeps what it was given. Whoever had it before did so in another repository: its
+# late completion is not one of this work (claimed_by).
 REDIRECT = sql("""
     with redirected as (
       update dispatch_queue
-         set orchestrator_id = :orchestrator_id, payload = payload || jsonb_build_object('repo', cast(:repo as text))
+         set orchestrator_id = :orchestrator_id, claimed_by = null,
+             payload = payload || jsonb_build_object('repo', cast(:repo as text))
        where org_id = :org_id and session_id = :session_id and claimed_at is null
       returning id, session_id, attempts
     ), told as (
@@ -639,7 +692,8 @@ AMEND = sql("""
     update dispatch_queue
        set payload = payload || cast(:changes as jsonb)
                      || case when cast(:prompt as jsonb) is null then '{}'
-                             else jsonb_build_object('prompts', coalesce(payload -> 'prompts', '[]') || cast(:prompt as jsonb)) end
+                             else jsonb_build_object('prompts', coalesce(payload -> 'prompts', '[]') || cast(:prompt as jsonb)) end,
+           wanted_again = wanted_again or coalesce(cancel_requested_at < cast(:asked_at as timestamptz), false)
      where org_id = :org_id and session_id = :session_id
     returning id, claimed_at is not null
 """)
@@ -659,14 +713,20 @@ def amend(
     session_id: UUID,
     changes: dict[str, Any] | None = None,
     prompt: dict[str, Any] | None = None,
+    asked_at: datetime | None = None,
 ) -> Amended | None:
-    """Changes the message of work that is still to be delivered: fields of the issue, or one more follow-up. None: it is over."""
+    """Changes the message of work that is still to be delivered: fields of the issue, or one more follow-up. None: it is over.
+
+    Args:
+        asked_at: when somebody asked for the work (again), by Linear's clock: after a stop that is pending, it is wanted again.
+    """
     row = tx.first(
         AMEND,
         org_id=org_id,
         session_id=session_id,
         changes=json.dumps(changes or {}),
         prompt=None if prompt is None else json.dumps(prompt),
+        asked_at=asked_at,
     )
     return None if row is None else Amended(*row)
 

@@ -16,7 +16,7 @@ TOKEN_PREFIX = "dp_orch_"  # noqa: S105 - the part of every token that is no sec
 def new_id() -> uuid.UUID:
     """A version 7 UUID (RFC 9562): rows made together land side by side in every index.
 
-    The millisecond in front only improves locality; nothing reads a time out of an id.
+    The millisecond in front only improves locality; lists that show "newest first" lean on it, and no decision does.
     """
     raw = bytearray(int(time.time() * 1000).to_bytes(6, "big") + os.urandom(10))
     raw[6] = 0x70 | raw[6] & 0x0F

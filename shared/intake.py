@@ -6,12 +6,13 @@ from dataclasses import dataclass
 from datetime import datetime
 from uuid import UUID
 
-from shared import deliveries, dispatch_queue, orchestrators, routing, session_history, sessions
+from shared import dead_letters, deliveries, dispatch_queue, routing, session_history, sessions
 from shared.db import Tx
 from shared.dead_letters import bury_undeliverable
 from shared.dispatch_queue import enqueue_dispatch
 from shared.linear_decisions import Decision, Ignored, Moved, Prompt, Revoked, Start, Stop
 from shared.linear_issue import Input, Issue, issue_message
+from shared.reopening import begin_again
 from shared.routing import Routed, Workspace
 from shared.session_history import Session
 from shared.sessions import Ended, NewSession, open_session
@@ -150,6 +151,7 @@ def _new_session(heard: Heard, start: Start, routed: Routed) -> NewSession:
         orchestrator_id=routed.orchestrator_id,
         traceparent=heard.traceparent,
         requested_at=heard.at,
+        repo_was_said=start.directive is not None,
     )
 
 
@@ -183,25 +185,46 @@ def _facts(start: Start) -> dict[str, object]:
 
 
 def _join(tx: Tx, heard: Heard, start: Start) -> Outcome:
-    """Another webhook of the same delegation was first: what this one knows besides is added."""
+    """Another webhook of the same delegation was first, or somebody wants the same again: what this one knows besides is added."""
     known = session_history.latest_of_issue(
         tx, org_id=heard.org_id, workspace_id=heard.workspace.id, linear_issue_id=start.issue.id
     )
     if known is None:
         return Outcome(IGNORED, why="it was asked for before the issue's last session ended")
+    changes: dict[str, str | None] = {}
     if start.agent_session_id is not None and known.linear_agent_session_id is None:
-        sessions.identify(
-            tx, org_id=heard.org_id, session_id=known.id, agent_session_id=start.agent_session_id
-        )
-        told = {
+        changes = {
             "agentSessionId": start.agent_session_id,
             "promptContext": start.prompt_context,
             "guidance": start.guidance,
         }
-        changes = {name: value for name, value in told.items() if value is not None}
-        dispatch_queue.amend(tx, org_id=heard.org_id, session_id=known.id, changes=changes)
-    if start.said is not None and not known.is_over and _note_prompt(tx, heard, known.id, start.said):
-        dispatch_queue.amend(tx, org_id=heard.org_id, session_id=known.id, prompt=start.said.as_dict())
+    said = start.said
+    if said is not None and (known.is_over or not _note_prompt(tx, heard, known.id, said)):
+        said = None
+    dispatch_queue.amend(
+        tx,
+        org_id=heard.org_id,
+        session_id=known.id,
+        changes={name: value for name, value in changes.items() if value is not None},
+        prompt=None if said is None else said.as_dict(),
+        asked_at=heard.at,
+    )
+    sessions.identify(
+        tx,
+        org_id=heard.org_id,
+        session_id=known.id,
+        agent_session_id=changes.get("agentSessionId"),
+        requested_at=heard.at,
+    )
+    if start.agent_session_id not in (None, known.linear_agent_session_id) and not changes:
+        assert start.agent_session_id is not None
+        sessions.join_agent_session(
+            tx,
+            org_id=heard.org_id,
+            workspace_id=heard.workspace.id,
+            session_id=known.id,
+            agent_session_id=start.agent_session_id,
+        )
     return Outcome("joined", known.id)
 
 
@@ -234,42 +257,54 @@ def _prompt(tx: Tx, heard: Heard, prompt: Prompt) -> Outcome:
         session = latest if latest is not None and not latest.is_over else session
     if not _note_prompt(tx, heard, session.id, prompt.said):
         return Outcome("heard_before", session.id)
-    if dispatch_queue.amend(tx, org_id=heard.org_id, session_id=session.id, prompt=prompt.said.as_dict()):
-        return Outcome("prompted", session.id)
-    return _begin_anew(tx, heard, prompt, session)
+    amended = dispatch_queue.amend(
+        tx,
+        org_id=heard.org_id,
+        session_id=session.id,
+        prompt=prompt.said.as_dict(),
+        asked_at=heard.at,
+    )
+    if amended is None:
+        return _begin_anew(tx, heard, prompt, session)
+    sessions.identify(tx, org_id=heard.org_id, session_id=session.id, requested_at=heard.at)
+    return Outcome("prompted", session.id)
 
 
 def _begin_anew(tx: Tx, heard: Heard, prompt: Prompt, session: Session) -> Outcome:
+    """The session is over: it begins again, with what was said; after an end without delivery also with what had not been delivered."""
     repo = prompt.directive or session.repo
-    issue = prompt.issue or Issue(
-        session.linear_issue_id, session.linear_identifier, session.title, session.team_id, url=session.url
-    )
     if repo is None:
         return Outcome("no_route", session.id)
-    orchestrator_id = orchestrators.route(
+    kept = dead_letters.undelivered(tx, org_id=heard.org_id, session_id=session.id)
+    if kept is not None:
+        message = {**kept, "repo": repo, "prompts": [*kept.get("prompts", []), prompt.said.as_dict()]}
+    else:
+        issue = prompt.issue or Issue(
+            session.linear_issue_id,
+            session.linear_identifier,
+            session.title,
+            session.team_id,
+            url=session.url,
+        )
+        message = issue_message(
+            issue,
+            workspace_id=str(heard.workspace.id),
+            repo=repo,
+            agent_session_id=prompt.agent_session_id,
+            prompts=(prompt.said,),
+        )
+    begun = begin_again(
         tx,
         org_id=heard.org_id,
-        repo=repo,
+        session_id=session.id,
+        message=message,
         offline_after=heard.offline_after,
         preferred=session.orchestrator_id,
+        requested_at=heard.at,
     )
-    if orchestrator_id is None:
-        return Outcome("no_orchestrator", session.id)
-    if not sessions.reopen(
-        tx, org_id=heard.org_id, session_id=session.id, orchestrator_id=orchestrator_id, repo=repo
-    ):
+    if begun == "open_already":
         return Outcome(IGNORED, session.id, "the session was reopened meanwhile")
-    message = issue_message(
-        issue,
-        workspace_id=str(heard.workspace.id),
-        repo=repo,
-        agent_session_id=prompt.agent_session_id,
-        prompts=(prompt.said,),
-    )
-    enqueue_dispatch(
-        tx, org_id=heard.org_id, orchestrator_id=orchestrator_id, session_id=session.id, message=message
-    )
-    return Outcome("begun_anew", session.id)
+    return Outcome(begun, session.id)
 
 
 # -- stop and move ------------------------------------------------------------------------------------------------------
@@ -286,14 +321,16 @@ def _stop(tx: Tx, heard: Heard, stop: Stop) -> Outcome:
         other = session is not None and session.linear_agent_session_id not in (None, stop.agent_session_id)
         if stop.agent_session_id is not None and other:
             session = None
-    if session is not None and session.requested_at > heard.at and stop.agent_session_id is None:
+    if session is not None and session.requested_at > heard.at:
         return Outcome(IGNORED, session.id, "the work was asked for after this stop")
     if session is None or (session.is_over and session.requested_at < heard.at):
         for subject in filter(None, (stop.agent_session_id, stop.issue_id)):
             deliveries.bury(tx, **place, subject=subject, stopped_at=heard.at)
     if session is None:
         return Outcome("stopped_before_it_started")
-    done = dispatch_queue.cancel(tx, org_id=heard.org_id, session_id=session.id, reason=stop.reason)
+    done = dispatch_queue.cancel(
+        tx, org_id=heard.org_id, session_id=session.id, reason=stop.reason, at=heard.at
+    )
     return Outcome(done or "already_over", session.id)
 
 
@@ -304,6 +341,14 @@ def _move(tx: Tx, heard: Heard, issue: Issue) -> Outcome:
     )
     if session is None or session.is_over:
         return Outcome(IGNORED, why="nothing is under way on the issue")
+    names = {
+        "linearIdentifier": issue.identifier,
+        "teamId": issue.team_id,
+        "title": issue.title,
+        "url": issue.url,
+    }
+    changes = {name: value for name, value in names.items() if value is not None}
+    dispatch_queue.amend(tx, org_id=heard.org_id, session_id=session.id, changes=changes)
     sessions.identify(
         tx,
         org_id=heard.org_id,
@@ -313,14 +358,8 @@ def _move(tx: Tx, heard: Heard, issue: Issue) -> Outcome:
         team_id=issue.team_id,
         title=issue.title,
     )
-    names = {
-        "linearIdentifier": issue.identifier,
-        "teamId": issue.team_id,
-        "title": issue.title,
-        "url": issue.url,
-    }
-    changes = {name: value for name, value in names.items() if value is not None}
-    dispatch_queue.amend(tx, org_id=heard.org_id, session_id=session.id, changes=changes)
+    if session.repo_was_said:
+        return Outcome("moved", session.id, "a person named the repository")
     start = Start(issue)
     routed = routing.route_issue(
         tx,

@@ -29,6 +29,7 @@ def _http_url(value: str) -> str:
 
 
 Repo = Annotated[str, StringConstraints(max_length=200), AfterValidator(_repo)]
+Id = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$")]
 Attempt = Annotated[int, Field(ge=1, le=1_000_000)]
 
 
@@ -77,11 +78,12 @@ class StatusRequest(_Request):
     progressPercent: Annotated[float, Field(ge=0, le=100, allow_inf_nan=False)] | None = None
     message: Annotated[str, StringConstraints(max_length=2_000)] | None = None
     attempt: Attempt | None = None
+    queueId: Id | None = None
     promptsSeen: Annotated[int, Field(ge=0, le=100_000)] = 0
 
 
 class CompleteRequest(_Request):
-    """`POST /api/sessions/:id/complete`. `costUsd` in US dollars."""
+    """`POST /api/sessions/:id/complete`. `costUsd` in US dollars. `promptsSeen`: how many follow-ups the agent was given."""
 
     success: bool
     prUrl: Annotated[str, StringConstraints(max_length=2_000), AfterValidator(_http_url)] | None = None
@@ -90,6 +92,8 @@ class CompleteRequest(_Request):
     costUsd: Annotated[float, Field(ge=0, le=1_000_000, allow_inf_nan=False)] | None = None
     errorMessage: Annotated[str, StringConstraints(max_length=10_000)] | None = None
     attempt: Attempt | None = None
+    queueId: Id | None = None
+    promptsSeen: Annotated[int, Field(ge=0, le=100_000)] | None = None
 
 
 def timestamp(moment: datetime) -> str:

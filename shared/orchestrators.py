@@ -88,6 +88,10 @@ def note_use(tx: Tx, machine: Machine) -> None:
 
 # -- registration -------------------------------------------------------------------------------------------------------
 
+# Two registrations under one name pass one by one: a rename would otherwise meet the other's insert at the unique index.
+LOCK_NAME = sql(
+    "select pg_advisory_xact_lock(hashtextextended(:name, hashtextextended(cast(:org_id as text), 0)))"
+)
 BY_NAME = sql("select id from orchestrators where org_id = :org_id and name = :name")
 RENAME = sql("""
     update orchestrators set name = :name, max_concurrent_jobs = :limit, last_heartbeat_at = now()
@@ -124,6 +128,7 @@ def register(tx: Tx, machine: Machine, *, name: str, repos: Sequence[str], concu
 
     Raises Conflict when the name belongs to another machine: a token must not take over what waits for somebody else.
     """
+    tx.run(LOCK_NAME, org_id=machine.org_id, name=name)
     if machine.orchestrator_id is None or machine.name == name:
         row = tx.first(
             UPSERT, org_id=machine.org_id, orchestrator_id=new_id(), name=name, limit=concurrency_limit

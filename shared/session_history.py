@@ -33,6 +33,7 @@ class Session(NamedTuple):
     cost_usd: Decimal | None
     error_code: str | None
     error_message: str | None
+    repo_was_said: bool
     requested_at: datetime
     created_at: datetime
     updated_at: datetime
@@ -72,11 +73,13 @@ def session_of_machine(tx: Tx, *, org_id: UUID, session_id: UUID, orchestrator_i
     return None if row is None else Session(*row)
 
 
+# The open one first: of the ended ones the last by the database's clock, since ids are made by the functions' own.
+_LATEST = "order by (s.ended_at is null) desc, s.created_at desc, s.id desc limit 1"
+
 LATEST_OF_ISSUE = sql(f"""
     select {_COLUMNS} from dispatch_sessions s
      where s.org_id = :org_id and s.workspace_id = :workspace_id and s.linear_issue_id = :linear_issue_id
-     order by s.id desc
-     limit 1
+     {_LATEST}
 """)
 
 
@@ -88,14 +91,19 @@ def latest_of_issue(tx: Tx, *, org_id: UUID, workspace_id: UUID, linear_issue_id
 
 OF_AGENT_SESSION = sql(f"""
     select {_COLUMNS} from dispatch_sessions s
-     where s.org_id = :org_id and s.workspace_id = :workspace_id and s.linear_agent_session_id = :agent_session_id
-     order by s.id desc
-     limit 1
+     where s.org_id = :org_id
+       and s.id in (select own.id from dispatch_sessions own
+                     where own.org_id = :org_id and own.workspace_id = :workspace_id
+                       and own.linear_agent_session_id = :agent_session_id
+                    union all
+                    select j.session_id from joined_agent_sessions j
+                     where j.org_id = :org_id and j.workspace_id = :workspace_id and j.agent_session_id = :agent_session_id)
+     {_LATEST}
 """)
 
 
 def of_agent_session(tx: Tx, *, org_id: UUID, workspace_id: UUID, agent_session_id: str) -> Session | None:
-    """The session that Linear's agent session stands for."""
+    """The session that Linear's agent session stands for, as its own or as one that joined it."""
     row = tx.first(
         OF_AGENT_SESSION, org_id=org_id, workspace_id=workspace_id, agent_session_id=agent_session_id
     )

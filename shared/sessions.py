@@ -33,6 +33,7 @@ class NewSession:
     orchestrator_id: UUID | None = None
     traceparent: str | None = None
     requested_at: datetime | None = None
+    repo_was_said: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,20 +46,28 @@ class Ended:
 
 
 # A start that was asked for before the issue's last session ended is an echo of that session (one delegation sends up to three webhooks,
-# hours apart if they are retried). The unique index catches two starts at the same moment.
+# hours apart if they are retried). An agent session that the last session knows nothing of is no echo: somebody mentioned the agent
+# again, and the event was late. The unique index catches two starts at the same moment.
 OPEN = sql("""
     with opened as (
       insert into dispatch_sessions (org_id, id, workspace_id, orchestrator_id, linear_issue_id, linear_identifier,
-                                     linear_agent_session_id, team_id, title, url, repo, traceparent, requested_at,
+                                     linear_agent_session_id, team_id, title, url, repo, repo_was_said, traceparent, requested_at,
                                      status, error_code, error_message, ended_at)
       select :org_id, :session_id, :workspace_id, :orchestrator_id, :linear_issue_id, :linear_identifier,
-             :linear_agent_session_id, :team_id, :title, :url, :repo, :traceparent, asked.at,
+             :linear_agent_session_id, :team_id, :title, :url, :repo, :repo_was_said, :traceparent, asked.at,
              :status, :error_code, :error_message, case when cast(:ended as boolean) then now() end
         from (select coalesce(cast(:requested_at as timestamptz), now()) as at) asked
        where not exists (select from dispatch_sessions known
                           where known.org_id = :org_id and known.workspace_id = :workspace_id
                             and known.linear_issue_id = :linear_issue_id
-                            and (known.ended_at is null or known.ended_at >= asked.at))
+                            and (known.ended_at is null
+                                 or (known.ended_at >= asked.at
+                                     and (coalesce(known.linear_agent_session_id, :linear_agent_session_id)
+                                            is not distinct from coalesce(:linear_agent_session_id, known.linear_agent_session_id)
+                                          or exists (select from joined_agent_sessions j
+                                                      where j.org_id = known.org_id and j.workspace_id = known.workspace_id
+                                                        and j.agent_session_id = :linear_agent_session_id
+                                                        and j.session_id = known.id)))))
       on conflict (org_id, workspace_id, linear_issue_id) where ended_at is null do nothing
       returning id
     )
@@ -92,6 +101,7 @@ def open_session(
         title=new.title,
         url=new.url,
         repo=new.repo,
+        repo_was_said=new.repo_was_said,
         traceparent=new.traceparent,
         requested_at=new.requested_at,
         status="pending" if ended is None else ended.status,
@@ -212,7 +222,8 @@ def report(
 REOPEN = sql("""
     update dispatch_sessions
        set status = 'pending', ended_at = null, error_code = null, error_message = null, progress_percent = null,
-           orchestrator_id = :orchestrator_id, repo = :repo, updated_at = now()
+           orchestrator_id = :orchestrator_id, repo = :repo, updated_at = now(),
+           requested_at = greatest(requested_at, cast(:requested_at as timestamptz))
      where org_id = :org_id and id = :session_id and ended_at is not null
        and not exists (select from dispatch_sessions other
                         where other.org_id = dispatch_sessions.org_id and other.workspace_id = dispatch_sessions.workspace_id
@@ -221,13 +232,47 @@ REOPEN = sql("""
 """)
 
 
-def reopen(tx: Tx, *, org_id: UUID, session_id: UUID, orchestrator_id: UUID, repo: str) -> bool:
+def reopen(
+    tx: Tx,
+    *,
+    org_id: UUID,
+    session_id: UUID,
+    orchestrator_id: UUID,
+    repo: str,
+    requested_at: datetime | None = None,
+) -> bool:
     """Makes an ended session deliverable again; the caller enqueues it in the same transaction. False: it or another of its issue is open.
+
+    Args:
+        requested_at: when this was asked for, by Linear's clock: an older stop is not meant for it.
 
     Raises IntegrityError when another session of the issue is opened at this very moment.
     """
-    row = tx.first(REOPEN, org_id=org_id, session_id=session_id, orchestrator_id=orchestrator_id, repo=repo)
+    row = tx.first(
+        REOPEN,
+        org_id=org_id,
+        session_id=session_id,
+        orchestrator_id=orchestrator_id,
+        repo=repo,
+        requested_at=requested_at,
+    )
     return row is not None
+
+
+UNDELIVERED = sql("""
+    update dispatch_sessions
+       set status = 'error', error_code = :error_code, error_message = :error, ended_at = now(), updated_at = now()
+     where org_id = :org_id and id = :session_id and ended_at is not null
+    returning id
+""")
+
+
+def end_undelivered(tx: Tx, *, org_id: UUID, session_id: UUID, error_code: str, error: str) -> bool:
+    """What was asked for after a session's end cannot be delivered: whatever its end was, it is an error now. False: it is open."""
+    return (
+        tx.first(UNDELIVERED, org_id=org_id, session_id=session_id, error_code=error_code, error=error)
+        is not None
+    )
 
 
 RECORD = sql("""
@@ -269,7 +314,8 @@ IDENTIFY = sql("""
     update dispatch_sessions
        set linear_agent_session_id = coalesce(:agent_session_id, linear_agent_session_id),
            linear_identifier = coalesce(:identifier, linear_identifier), url = coalesce(:url, url),
-           team_id = coalesce(:team_id, team_id), title = coalesce(:title, title), updated_at = now()
+           team_id = coalesce(:team_id, team_id), title = coalesce(:title, title),
+           requested_at = greatest(requested_at, cast(:requested_at as timestamptz)), updated_at = now()
      where org_id = :org_id and id = :session_id
 """)
 
@@ -284,8 +330,9 @@ def identify(
     url: str | None = None,
     team_id: str | None = None,
     title: str | None = None,
+    requested_at: datetime | None = None,
 ) -> None:
-    """Notes what Linear calls the session now: its agent session, or the issue's names after a move to another team."""
+    """Notes what Linear calls the session now (its agent session, the issue's names after a move), and that it was asked for again."""
     tx.run(
         IDENTIFY,
         org_id=org_id,
@@ -295,4 +342,25 @@ def identify(
         url=url,
         team_id=team_id,
         title=title,
+        requested_at=requested_at,
+    )
+
+
+JOIN = sql("""
+    insert into joined_agent_sessions (org_id, workspace_id, agent_session_id, session_id)
+    values (:org_id, :workspace_id, :agent_session_id, :session_id)
+    on conflict (org_id, workspace_id, agent_session_id) do update set session_id = excluded.session_id
+""")
+
+
+def join_agent_session(
+    tx: Tx, *, org_id: UUID, workspace_id: UUID, session_id: UUID, agent_session_id: str
+) -> None:
+    """Notes one more agent session of Linear that stands for this work: a stop or a prompt in it is meant for it."""
+    tx.run(
+        JOIN,
+        org_id=org_id,
+        workspace_id=workspace_id,
+        session_id=session_id,
+        agent_session_id=agent_session_id,
     )

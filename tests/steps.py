@@ -12,7 +12,7 @@ from sqlalchemy import Engine
 
 from shared import dispatch_queue, sessions
 from shared.db import OPERATOR, Tx, sql, transaction
-from shared.dispatch_queue import GivenUp, Renewal, RetryPolicy, Settled, Work
+from shared.dispatch_queue import GivenUp, Renewal, RetryPolicy, Work
 from shared.sessions import Result
 from tests.given import POLICY, Machine, Queued
 
@@ -73,8 +73,8 @@ def release(
 
 def complete(
     tx: Tx, machine: Machine, queued: Queued, attempt: int | None = None, *, result: Result | None = None
-) -> Settled | None:
-    """Settles the row and closes the session, as the machine's last report does."""
+) -> tuple[UUID, int, bool] | None:
+    """Settles the row and closes the session, as the machine's last report does. Queue id, attempt, and whether it was asked to stop."""
     settled = dispatch_queue.settle(
         tx, org_id=machine.org_id, orchestrator_id=machine.id, session_id=queued.session_id, attempt=attempt
     )
@@ -88,7 +88,7 @@ def complete(
             queue_id=settled.queue_id,
             attempt=settled.attempt,
         )
-    return settled
+    return None if settled is None else settled[:3]
 
 
 def sweep(tx: Tx, machine: Machine, *, limit: int = 100, policy: RetryPolicy = POLICY) -> list[GivenUp]:

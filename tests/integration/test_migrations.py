@@ -12,7 +12,7 @@ from sqlalchemy import Engine, NullPool, create_engine
 from sqlalchemy.engine import make_url
 
 from infra.admin.migrate import ONE_AT_A_TIME, SCRIPTS, current, migrate
-from shared.db import SCHEMA_REVISION, engine_for, schema_revision, transaction
+from shared.db import SCHEMA_REVISION, engine_for, schema_revision, sql, transaction
 from shared.errors import Conflict, DatabaseUnavailable
 from shared.settings import Settings
 from tests.databases import Databases
@@ -63,17 +63,36 @@ def test_a_database_with_work_in_it_keeps_it(engine: Engine, database_url: str) 
     assert row_of(engine, queued) is not None
 
 
+WORK_OF_THE_FIRST_VERSION = """
+    insert into organizations (id, name) values ('00000000-0000-7000-8000-000000000001', 'first');
+    insert into workspaces (org_id, id, linear_organization_id, name, webhook_secret)
+    values ('00000000-0000-7000-8000-000000000001', '00000000-0000-7000-8000-000000000002', 'linear', 'w', 'sealed');
+    insert into orchestrators (org_id, id, name)
+    values ('00000000-0000-7000-8000-000000000001', '00000000-0000-7000-8000-000000000003', 'laptop');
+    begin;
+    insert into dispatch_sessions (org_id, id, workspace_id, orchestrator_id, linear_issue_id, linear_identifier, team_id, title, repo)
+    values ('00000000-0000-7000-8000-000000000001', '00000000-0000-7000-8000-000000000004',
+            '00000000-0000-7000-8000-000000000002', '00000000-0000-7000-8000-000000000003', 'i', 'PAY-1', 't', 'T', 'acme/api');
+    insert into dispatch_queue (org_id, id, orchestrator_id, session_id, payload)
+    values ('00000000-0000-7000-8000-000000000001', '00000000-0000-7000-8000-000000000005',
+            '00000000-0000-7000-8000-000000000003', '00000000-0000-7000-8000-000000000004', '{}');
+    commit;
+"""
+
+
 def test_a_database_with_work_in_it_gets_what_came_since_it_was_made(empty: str, settings: Settings) -> None:
     run(empty, (SCRIPTS / "sql" / "0001_core.sql").read_text())
     run(empty, "create table alembic_version (version_num varchar(32) primary key)")
     run(empty, "insert into alembic_version values ('0001')")
-    engine = engine_for(settings.model_copy(update={"database_url": SecretStr(empty)}))
-    tenant = a_tenant(engine)
-    machine = a_machine(engine, tenant)
-    queued = work(engine, tenant, machine)
+    run(empty, WORK_OF_THE_FIRST_VERSION)
     assert migrate(empty, tls="off") == EVERY[1:]
-    assert row_of(engine, queued) is not None
-    work(engine, tenant, machine)
+    engine = engine_for(settings.model_copy(update={"database_url": SecretStr(empty)}))
+    with transaction(engine) as tx:
+        assert tx.all(sql("select attempts, prompts_told, wanted_again from dispatch_queue")) == [
+            (0, 0, False)
+        ]
+    tenant = a_tenant(engine)
+    work(engine, tenant, a_machine(engine, tenant))
     assert violations(engine) == []
     engine.dispose()
 

@@ -134,6 +134,7 @@ def test_a_hot_statement_reads_its_own_rows_and_no_others(
         "linear_identifier": "PAY-2",
         "team_id": "team",
         "title": "t",
+        "repo_was_said": False,
         "ended": False,
         "facts": "{}",
         "status": "complete" if name == "close" else "pending",

@@ -14,6 +14,7 @@ from sqlalchemy import Engine
 
 from shared import dispatch_queue, orchestrators
 from shared.db import OPERATOR, Statement, Tx, engine_for, sql, transaction
+from shared.errors import Conflict
 from shared.settings import Settings
 from tests.given import (
     Machine,
@@ -339,3 +340,25 @@ def test_a_release_that_waits_for_a_stop_request_ends_as_cancelled(
         [given_up] = meanwhile(engine, lambda: committed(engine, release, machine, queued, 1))
     assert given_up.result(timeout=5) == (queued.queue_id, queued.session_id, 1, "cancelled")
     assert violations(engine) == []
+
+
+# -- racing registrations -----------------------------------------------------------------------------------------------
+
+
+def test_two_machines_that_take_the_same_name_at_once_are_one_machine_and_one_conflict(
+    engine: Engine, tenant: Tenant, machine: Machine
+) -> None:
+    """A renamed machine and a new one: the unique name is one of theirs, and the other is told so."""
+    with transaction(engine, OPERATOR) as tx:
+        _, token = orchestrators.mint_token(tx, org_id=tenant.org_id)
+    with transaction(engine) as tx:
+        new = orchestrators.authenticate(tx, token)
+        orchestrators.register(tx, new, name="the laptop", repos=[], concurrency_limit=1)
+        [renamed] = meanwhile(engine, lambda: committed(engine, registered_as, machine, "the laptop"))
+    with pytest.raises(Conflict, match="the laptop"):
+        renamed.result(timeout=5)
+
+
+def registered_as(tx: Tx, machine: Machine, name: str) -> UUID:
+    known = orchestrators.authenticate(tx, machine.token)
+    return orchestrators.register(tx, known, name=name, repos=[], concurrency_limit=1)

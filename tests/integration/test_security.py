@@ -207,8 +207,18 @@ FIELDS = {
     "claim_many": ["limit"],
     "renew": ["attempt", "promptsSeen"],
     "release": ["error", "attempt"],
-    "status": ["status", "progressPercent", "message", "attempt", "promptsSeen"],
-    "complete": ["success", "prUrl", "summary", "tokensUsed", "costUsd", "errorMessage", "attempt"],
+    "status": ["status", "progressPercent", "message", "attempt", "queueId", "promptsSeen"],
+    "complete": [
+        "success",
+        "prUrl",
+        "summary",
+        "tokensUsed",
+        "costUsd",
+        "errorMessage",
+        "attempt",
+        "queueId",
+        "promptsSeen",
+    ],
 }
 
 

@@ -481,6 +481,12 @@ def test_another_tenants_secret_acts_for_that_tenant_alone(linear: Linear, setti
     assert {row[0] for row in rows} == {other.org_id, linear.tenant.org_id}
 
 
+def test_a_secret_that_no_key_opens_does_not_keep_other_tenants_from_being_heard(linear: Linear) -> None:
+    a_tenant(linear.engine, linear_organization_id=ORGANIZATION, webhook_secret="sealed with a lost key")
+    assert linear.send(happened(DELEGATED), secret="of nobody: all secrets are tried").status == 401
+    assert linear.hears(happened(DELEGATED, seconds_ago=1)) == "started"
+
+
 def test_a_secret_that_nobody_has_is_401(linear: Linear) -> None:
     assert linear.send(happened(DELEGATED), secret="lin_wh_unknown").status == 401
 

@@ -103,12 +103,14 @@ class Arrivals(World):
         queued, model = self.work[session], self.model.sessions[session]
         prompt = {"activityId": str(new_id()), "body": "and the tests"}
         with transaction(self.engine) as tx:
+            now = tx.first(sql("select clock_timestamp()"))
+            assert now is not None
             amended = dispatch_queue.amend(
-                tx, org_id=queued.org_id, session_id=queued.session_id, prompt=prompt
+                tx, org_id=queued.org_id, session_id=queued.session_id, prompt=prompt, asked_at=now[0]
             )
         if model.row is not None:
             assert amended == (queued.queue_id, model.row.claimed)
-            model.row.prompts += 1
+            self.model.follow_up(model.row)
             return
         assert amended is None
         with transaction(self.engine) as tx:

@@ -39,6 +39,9 @@ class Row:
     due: bool = True
     expired: bool = False
     stop: bool = False
+    wanted_again: bool = False
+    told: int = 0
+    """How many of the follow-ups the message held when it was claimed."""
     backoff: tuple[float, float] | None = None
     """Seconds between which the wait must lie that the last give-up set; None when it was set otherwise."""
 
@@ -57,7 +60,7 @@ class SessionModel:
 
     @property
     def is_dead_letter(self) -> bool:
-        return self.status == "error" and self.error_code == "attempts_exhausted"
+        return self.status == "error" and self.error_code in ("attempts_exhausted", "no_orchestrator")
 
 
 @dataclass
@@ -126,6 +129,7 @@ class Queue:
             None,
         )
         found.row.attempts += 1
+        found.row.told = found.row.prompts
         found.status = "dispatched"
         return found.row.attempts
 
@@ -138,17 +142,31 @@ class Queue:
     def end(self, session: SessionModel, status: str, error_code: str | None = None) -> None:
         session.row, session.status, session.error_code = None, status, error_code
 
+    def follow_up(self, row: Row) -> None:
+        """Somebody says more; while a stop is pending, that is to want the work again."""
+        row.prompts += 1
+        row.wanted_again = row.stop
+
+    def left(self, row: Row, *, success: bool) -> int | None:
+        """With how many follow-ups the session begins anew when this claim ends so; None: it does not."""
+        if row.stop and not row.wanted_again:
+            return None
+        if row.wanted_again and not success:
+            return row.prompts
+        return row.prompts - row.told or None
+
     def give_up(self, session: SessionModel, *, jitter: float) -> str:
         """A release or an expiry."""
         row = session.row
         assert row is not None
-        if row.stop:
+        if row.stop and not row.wanted_again:
             self.end(session, "cancelled")
             return "cancelled"
         if row.attempts >= self.max_attempts:
             session.letter_prompts = row.prompts
             self.end(session, "error", "attempts_exhausted")
             return "dropped"
+        row.stop = row.wanted_again = False
         wait = min(row.attempts**2 * 60, 900)
         row.claimed, row.due, row.expired, row.backoff = False, False, False, (wait, wait * (1 + jitter))
         session.status = "pending"
@@ -168,7 +186,7 @@ class Queue:
         if found.row is None:
             return None
         if found.row.claimed:
-            found.row.stop = True
+            found.row.stop, found.row.wanted_again = True, False
             return "stop_requested"
         self.end(found, "cancelled")
         return "cancelled"

@@ -5,6 +5,9 @@ A counterexample is a short program in the words of the domain: `state.claim(mac
 
 from __future__ import annotations
 
+from typing import Any
+from uuid import UUID
+
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -15,17 +18,22 @@ from hypothesis.stateful import (
 from sqlalchemy import Engine
 
 from shared import dispatch_queue, sessions
-from shared.db import transaction
+from shared.db import Tx, sql, transaction
+from shared.reopening import begin_again
 from shared.sessions import Result
 from shared.sweep import sweep_once
 from tests.given import (
+    Queued,
     the_backoff_has_passed,
     the_claim_is_older_by,
 )
 from tests.property.arrivals import Arrivals, machines
 from tests.property.world import STANDING
-from tests.steps import claim, claim_many, committed, complete, polled, release, renew, reroute
+from tests.steps import claim, claim_many, committed, polled, release, renew, reroute
 
+NEW_ROW = sql(
+    "select id, orchestrator_id from dispatch_queue where org_id = :org_id and session_id = :session_id"
+)
 attempts = st.sampled_from(["current", "current", "stale", "not sent"])
 # Mostly the machine that it concerns: most of what any other one could say is refused for the same reason.
 actors = st.sampled_from(["its machine"] * 4 + ["the one before", "another"])
@@ -33,6 +41,10 @@ actors = st.sampled_from(["its machine"] * 4 + ["the one before", "another"])
 
 class QueueMachine(Arrivals):
     """What machines do with the work, and what time does."""
+
+    def __init__(self, engine: Engine) -> None:
+        super().__init__(engine)
+        self.over: list[tuple[str, str, UUID, int]] = []
 
     # -- a machine works ------------------------------------------------------------------------------------------------
 
@@ -154,17 +166,75 @@ class QueueMachine(Arrivals):
 
     @rule(session=Arrivals.sessions, by=actors, attempt=attempts, success=st.booleans())
     def complete(self, session: str, by: str, attempt: str, success: bool) -> None:
+        """What was asked for too late for the agent begins the session anew."""
         session = self._subject(session, by)
         machine, number = self._actor(session, by), self._attempt(session, attempt)
-        model = self.model.sessions[session]
+        mine, queued, model = self.ours[machine], self.work[session], self.model.sessions[session]
         row = self.model.attempted(machine, session, number)
         result = Result("complete") if success else Result("cancelled" if row and row.stop else "error")
-        settled = committed(
-            self.engine, complete, self.ours[machine], self.work[session], number, result=result
-        )
-        assert (settled is None) == (row is None)
-        if row is not None:
+        with transaction(self.engine) as tx:
+            settled = dispatch_queue.settle(
+                tx,
+                org_id=mine.org_id,
+                orchestrator_id=mine.id,
+                session_id=queued.session_id,
+                attempt=number,
+            )
+            assert (settled is None) == (row is None)
+            if settled is None or row is None:
+                return
+            assert sessions.close_session(
+                tx,
+                org_id=mine.org_id,
+                session_id=queued.session_id,
+                result=result,
+                orchestrator_id=mine.id,
+                queue_id=settled.queue_id,
+                attempt=settled.attempt,
+            )
+            self.over.append((session, machine, settled.queue_id, settled.attempt))
             self.model.end(model, result.status, "failed" if result.status == "error" else None)
+            expected, left = self.model.left(row, success=success), settled.left_to_do(success=success)
+            assert (None if left is None else len(left["prompts"])) == expected
+            if left is not None:
+                self._begin_again(tx, session, left, mine.id)
+
+    def _begin_again(self, tx: Tx, session: str, left: dict[str, Any], preferred: UUID) -> None:
+        queued, model = self.work[session], self.model.sessions[session]
+        begun = begin_again(
+            tx,
+            org_id=queued.org_id,
+            session_id=queued.session_id,
+            message=left,
+            offline_after=self.policy.offline_after,
+            preferred=preferred,
+        )
+        row = tx.first(NEW_ROW, org_id=queued.org_id, session_id=queued.session_id)
+        assert begun == ("no_orchestrator" if row is None else "begun_anew")
+        if row is None:
+            assert not [m for m in self.model.machines.values() if model.repo in m.repos]
+            model.letter_prompts = len(left["prompts"])
+            self.model.end(model, "error", "no_orchestrator")
+        else:
+            machine = self.name_of(row[1])
+            assert machine is not None
+            self.work[session] = Queued(queued.org_id, queued.session_id, row[0])
+            self.model.enqueue(model, machine, prompts=len(left["prompts"]))
+
+    @rule(data=st.data())
+    def an_old_end_is_reported_again(self, data: st.DataObject) -> None:
+        """The machine did not hear the answer: whatever the session is doing now, nothing of it is settled."""
+        if self.over:
+            session, machine, queue_id, attempt = data.draw(st.sampled_from(self.over))
+            mine, queued = self.ours[machine], self.work[session]
+            with transaction(self.engine) as tx:
+                named: Any = {
+                    "org_id": mine.org_id,
+                    "orchestrator_id": mine.id,
+                    "session_id": queued.session_id,
+                }
+                assert dispatch_queue.settle(tx, **named, queue_id=queue_id, attempt=attempt) is None
+                assert dispatch_queue.renew(tx, **named, queue_id=queue_id, attempt=attempt) is None
 
     # -- time and the tick ----------------------------------------------------------------------------------------------
 

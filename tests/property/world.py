@@ -22,7 +22,8 @@ STANDING = sql("""
     select s.id, s.orchestrator_id, s.status, s.error_code, q.id as row, q.orchestrator_id as row_machine, q.attempts,
            q.claimed_at is not null as claimed, q.claimed_by, q.available_at <= now() as due,
            coalesce(q.claimed_at < now() - interval '1800 seconds', false) as expired,
-           q.cancel_requested_at is not null as stop, coalesce(jsonb_array_length(q.payload -> 'prompts'), 0) as prompts,
+           q.cancel_requested_at is not null as stop, q.wanted_again, q.prompts_told,
+           coalesce(jsonb_array_length(q.payload -> 'prompts'), 0) as prompts,
            cast(extract(epoch from q.available_at - s.updated_at) as float) as wait
       from dispatch_sessions s
       left join dispatch_queue q on q.org_id = s.org_id and q.session_id = s.id
@@ -97,6 +98,8 @@ class World(RuleBasedStateMachine):
                 due=row.due,
                 expired=row.expired,
                 stop=row.stop,
+                wanted_again=row.wanted_again,
+                told=row.prompts_told,
             ),
         }
 
