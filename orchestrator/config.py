@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlsplit
 
-from orchestrator.options import OPTIONS, PREFIX, Option, address
+from orchestrator.options import OPTIONS, PREFIX, Option
 
 ALWAYS_PASSED: Final = (
     "PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LC_ALL", "LC_CTYPE", "TZ", "TMPDIR",
@@ -99,10 +99,15 @@ def _stays_with_its_url(
 ) -> None:
     """A token is given to one server. Another URL from a flag must not carry the file's token there."""
     beside = sources[origin["token"]].get("url")
-    if beside is not None and address(beside) != found["url"]:
-        where = str(path) if origin["token"] == "file" else "the environment"  # noqa: S105
+    if beside is None:
+        return
+    where, label = str(path), f"url in {path}"
+    if origin["token"] != "file":  # noqa: S105
+        where, label = "the environment", PREFIX + "URL"
+    its_url = _read(OPTIONS["url"], beside, label)
+    if its_url != found["url"]:
         raise Misconfigured(
-            f"the token in {where} belongs to {address(beside)}; for {found['url']} give its own, beside its URL"
+            f"the token in {where} belongs to {its_url}; for {found['url']} give its own, beside its URL"
         )
 
 

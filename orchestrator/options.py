@@ -35,11 +35,17 @@ def _name(value: Any) -> str:
 
 def address(value: Any) -> str:
     """A server's URL without a slash at its end. Raises ValueError."""
-    parts = urlsplit(_text(value))
+    text = _text(value)
+    try:
+        parts = urlsplit(text)
+        port = parts.port  # an odd one is only noticed when it is asked for
+    except ValueError:
+        raise ValueError("must be an address like https://host/path") from None
     if (
         not parts.hostname
+        or port == 0
         or parts.scheme not in ("http", "https")
-        or parts.username
+        or "@" in parts.netloc
         or parts.query
         or parts.fragment
     ):
@@ -48,7 +54,7 @@ def address(value: Any) -> str:
         raise ValueError(
             "must begin with https://: the token would be readable on the way (http only to this machine)"
         )
-    return str(value).strip().rstrip("/")
+    return text.rstrip("/")
 
 
 def _token(value: Any) -> str:
@@ -84,10 +90,14 @@ def _variables(value: Any) -> list[str]:
 
 def _command(value: Any) -> list[str]:
     try:
-        words = shlex.split(value) if isinstance(value, str) else list(value)
-    except (ValueError, TypeError) as error:
+        words = shlex.split(value) if isinstance(value, str) else value
+    except ValueError as error:
         raise ValueError(f"cannot be split into words: {error}") from None
-    if not words or not all(isinstance(word, str) and "\x00" not in word for word in words):
+    if (
+        not isinstance(words, list)
+        or not words
+        or not all(isinstance(word, str) and "\x00" not in word for word in words)
+    ):
         raise ValueError("must be a command and its words")
     return words
 
