@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import re
 from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
@@ -75,6 +74,7 @@ def _text(value: Any) -> str | None:
 def _url(value: Any) -> str | None:
     if not isinstance(value, str) or len(value) > LONGEST_URL or not value.isprintable():
         return None
+    value = value.strip()  # urlsplit overlooks what the server does not
     try:
         parts = urlsplit(value)
     except ValueError:
@@ -83,15 +83,15 @@ def _url(value: Any) -> str | None:
 
 
 def _tokens(value: Any) -> int | None:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= MOST_TOKENS:
         return None
-    return int(value) if 0 <= value <= MOST_TOKENS and value == int(value) else None
+    return int(value) if value == int(value) else None
 
 
 def _dollars(value: Any) -> float | None:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= MOST_DOLLARS:
         return None
-    return float(value) if 0 <= value <= MOST_DOLLARS else None
+    return float(value)
 
 
 _READERS: Final = {

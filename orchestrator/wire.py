@@ -5,6 +5,7 @@ Read by hand, not by pydantic: the program has to run from one file on any machi
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -26,7 +27,7 @@ REQUIRED: Final = (
 )
 """The published protocol's required fields of a message: strings that are not empty."""
 
-_PATH_SAFE: Final = re.compile(r"[A-Za-z0-9._~-]{1,200}")
+_PATH_SAFE: Final = re.compile(r"(?!\.\.?$)[A-Za-z0-9._~-]{1,200}")
 
 
 class Unreadable(Exception):
@@ -79,6 +80,15 @@ class Claim(NamedTuple):
     lease: float | None
 
 
+class Held(NamedTuple):
+    """A claim by its names: `(queue_id, attempt)` is what the server fences by; the others are for paths and people."""
+
+    queue_id: str
+    session_id: str
+    identifier: str
+    attempt: int | None
+
+
 class Polled(NamedTuple):
     """What waits, when to look again (seconds; None: the server has no opinion), and the claims to stop, by queue id."""
 
@@ -102,10 +112,14 @@ class Registration(NamedTuple):
 
 
 class Completion(NamedTuple):
-    """How the work ended, with the names of the protocol: `success` and any of `prUrl summary tokensUsed costUsd errorMessage`."""
+    """How the work ended, with the names of the protocol: `success` and any of `prUrl summary tokensUsed costUsd errorMessage`.
+
+    `prompts_seen`: how many follow-ups the agent was given; what came in besides begins the session anew.
+    """
 
     success: bool
     facts: Mapping[str, Any]
+    prompts_seen: int = 0
 
 
 class Release(NamedTuple):
@@ -118,4 +132,8 @@ def number(value: Any) -> float | None:
     """A JSON number that is not negative, else None."""
     if isinstance(value, bool) or not isinstance(value, int | float) or value < 0:
         return None
-    return float(value)
+    try:
+        found = float(value)
+    except OverflowError:
+        return None
+    return found if math.isfinite(found) else None  # Python's json reads NaN, too
