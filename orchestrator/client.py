@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 
 import httpx
 
-from orchestrator.wire import Claim, Completion, Message, News, Polled, Registration, Unreadable, number
+from orchestrator.wire import Claim, Completion, Held, Message, News, Polled, Registration, Unreadable, number
 
 CONNECT_SECONDS: Final = 10.0
 ANSWER_SECONDS: Final = 20.0
@@ -130,49 +130,41 @@ class Client:
             Message.read(answer.get("message")), attempt if isinstance(attempt, int) else None, lease
         )
 
-    async def renew(self, queue_id: str, attempt: int, prompts_seen: int) -> News:
+    async def renew(self, held: Held, prompts_seen: int) -> News:
         """`POST /api/dispatch/:queueId/renew`. Raises ClaimLost."""
-        body = {"attempt": attempt, "promptsSeen": prompts_seen}
-        return _news(await self._ask("POST", f"/api/dispatch/{queue_id}/renew", body))
+        body = {"attempt": held.attempt, "promptsSeen": prompts_seen}
+        return _news(await self._ask("POST", f"/api/dispatch/{held.queue_id}/renew", body))
 
-    async def release(self, queue_id: str, attempt: int | None, error: str) -> None:
+    async def release(self, held: Held, error: str) -> None:
         """`POST /api/dispatch/:queueId/release`. Raises ClaimLost."""
-        await self._ask(
-            "POST", f"/api/dispatch/{queue_id}/release", _fenced({"error": error[:10_000]}, attempt)
-        )
+        body: dict[str, Any] = {"error": error[:10_000]}
+        if held.attempt is not None:
+            body["attempt"] = held.attempt
+        await self._ask("POST", f"/api/dispatch/{held.queue_id}/release", body)
 
     # -- the session ----------------------------------------------------------------------------------------------------
 
     async def report(
-        self,
-        session_id: str,
-        attempt: int | None,
-        *,
-        percent: int = 0,
-        message: str | None = None,
-        prompts_seen: int = 0,
+        self, held: Held, *, percent: int = 0, message: str | None = None, prompts_seen: int = 0
     ) -> News:
         """`POST /api/sessions/:id/status`: it is running. Raises ClaimLost."""
         body: dict[str, Any] = {"status": "running", "progressPercent": percent}
         if message is not None:
             body["message"] = message
-        if attempt is not None:
-            body |= {"attempt": attempt, "promptsSeen": prompts_seen}
-        return _news(await self._ask("POST", f"/api/sessions/{session_id}/status", body))
+        if held.attempt is not None:
+            body |= {"attempt": held.attempt, "queueId": held.queue_id, "promptsSeen": prompts_seen}
+        return _news(await self._ask("POST", f"/api/sessions/{held.session_id}/status", body))
 
-    async def complete(
-        self, session_id: str, attempt: int | None, completion: Completion, prompts_seen: int | None
-    ) -> News | None:
-        """`POST /api/sessions/:id/complete`; repeating it is harmless. Raises ClaimLost.
-
-        Returns None when it is over. With `prompts_seen`, a server of ours does not end work that has got further follow-ups since:
-        it returns them.
-        """
-        body = _fenced({"success": completion.success, **completion.facts}, attempt)
-        if attempt is not None and prompts_seen is not None:
-            body["promptsSeen"] = prompts_seen
-        answer = await self._ask("POST", f"/api/sessions/{session_id}/complete", body)
-        return _news(answer) if answer.get("status") == "prompted" else None
+    async def complete(self, held: Held, completion: Completion) -> None:
+        """`POST /api/sessions/:id/complete`; repeating it is harmless. Raises ClaimLost."""
+        body: dict[str, Any] = {"success": completion.success, **completion.facts}
+        if held.attempt is not None:
+            body |= {
+                "attempt": held.attempt,
+                "queueId": held.queue_id,
+                "promptsSeen": completion.prompts_seen,
+            }
+        await self._ask("POST", f"/api/sessions/{held.session_id}/complete", body)
 
     # -- one request ----------------------------------------------------------------------------------------------------
 
@@ -195,16 +187,12 @@ class Client:
         raise _failure(answer)
 
 
-def _fenced(body: dict[str, Any], attempt: int | None) -> dict[str, Any]:
-    return body if attempt is None else {**body, "attempt": attempt}
-
-
 def _object(answer: httpx.Response) -> dict[str, Any]:
     if answer.status_code == 204:
         return {}
     try:
         value = answer.json()
-    except ValueError:
+    except (ValueError, RecursionError):
         value = None
     if not isinstance(value, dict):
         # A captive portal or a proxy's page: what the server says will be readable again.
@@ -223,7 +211,7 @@ def _news(answer: Mapping[str, Any]) -> News:
 def _failure(answer: httpx.Response) -> Exception:
     """The answer's meaning for the caller; the server's own text, where there is one in the envelope."""
     status, text = answer.status_code, f"the server answers {answer.status_code}"
-    with contextlib.suppress(ValueError, KeyError, TypeError):
+    with contextlib.suppress(ValueError, KeyError, TypeError, RecursionError):
         text = str(answer.json()["error"]["message"])[:500]
     if status == 401:
         return TokenRefused(text)
@@ -249,7 +237,7 @@ def _seconds(retry_after: str | None) -> float | None:
     except ValueError:
         try:
             moment = parsedate_to_datetime(retry_after).timestamp()
-        except ValueError:
+        except (ValueError, OverflowError):
             return None
         seconds = moment - time.time()
     return min(max(seconds, 0.0), 3600.0) if math.isfinite(seconds) else None

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Literal, NamedTuple
+from typing import Any, Final, Literal
 
 from orchestrator import processes
 from orchestrator.client import ClaimLost, Client, NotRegistered, Refused, TokenRefused, TryLater
@@ -16,7 +16,7 @@ from orchestrator.journal import Journal
 from orchestrator.result import Progress
 from orchestrator.runner import Command, Ending, Run
 from orchestrator.screen import Line, Screen
-from orchestrator.wire import Claim, Completion, News, Release, Unreadable
+from orchestrator.wire import Claim, Completion, Held, News, Release, Unreadable
 
 RENEW_SECONDS: Final = 15.0
 """At most: a renewal also brings requests to stop and follow-ups, and a person waits for those."""
@@ -42,15 +42,6 @@ class Desk:
     refused: Callable[[str], None]
 
 
-class Held(NamedTuple):
-    """A claim by its names."""
-
-    queue_id: str
-    session_id: str
-    identifier: str
-    attempt: int | None
-
-
 class Job:
     """`run` does all of it; `halt` and `check` are said to it from outside while it runs."""
 
@@ -59,8 +50,8 @@ class Job:
         self._held = Held(
             claim.message.queue_id, claim.message.session_id, claim.message.identifier, claim.attempt
         )
-        self._prompts: list[dict[str, Any]] = claim.message.prompts
-        self._unheard = 0  # how many of them, the last ones, no run has been given
+        self._follow_ups: list[dict[str, Any]] = []  # those that came while it worked
+        self._given = len(claim.message.prompts)  # how many of all, the first ones, the agent was given
         self._halted: Halt | None = None
         self._halt, self._check, self._reports = asyncio.Event(), asyncio.Event(), asyncio.Event()
         self._progress: Progress | None = None
@@ -96,15 +87,13 @@ class Job:
         """Works, and sees to it that the server learns of the end."""
         keeping = [asyncio.create_task(self._keep()), asyncio.create_task(self._report())]
         try:
-            while True:
-                outcome = await self._work()
-                if outcome is None or self._halted == "lost":
-                    self._desk.journal.forget(self._held.queue_id)
-                    self._event("lost", why="the claim is not held any more")
-                    return
+            outcome = await self._work()
+            if outcome is None or self._halted == "lost":
+                self._desk.journal.forget(self._held.queue_id)
+                self._event("lost", why="the claim is not held any more")
+            else:
                 self._desk.journal.ended(self._held.queue_id, outcome)
-                if await self._deliver(outcome):
-                    return
+                await deliver(self._desk, self._held, outcome)
         finally:
             for task in keeping:
                 task.cancel()
@@ -113,45 +102,37 @@ class Job:
     # -- the work -------------------------------------------------------------------------------------------------------
 
     async def _work(self) -> Completion | Release | None:
-        """Runs the command, again for follow-ups that came too late for it. None: the claim is lost, nobody asks any more."""
-        while self._halted is None:
-            new, self._unheard = self._prompts[len(self._prompts) - self._unheard :], 0
-            run = self._run = Run(self._desk.command, self._folder, self._heard_progress)
-            try:
-                await self._start(run, new)
-            except OSError as error:
-                return Completion(
-                    success=False,
-                    facts={"errorMessage": f"the agent cannot be started: {error.strerror or error}"},
-                )
-            ending = await self._until_it_ends(run)
-            self._run = None
-            if ending is None:
-                break
-            for name in ending.odd:
-                self._event("ignored", field=name, why="not what the protocol takes")
-            if ending.status != 0 or not self._unheard:
-                return ending.outcome()
-            self._event("again", follow_ups=self._unheard)
-        return self._forced()
+        """Runs the command. None: the claim is lost, nobody asks any more."""
+        if self._halted is not None:
+            return self._forced()
+        run = Run(self._desk.command, self._desk.sessions / self._held.session_id, self._heard_progress)
+        try:
+            pid = await run.start(self._message, self._held.attempt)
+        except OSError as error:
+            return self._failed(f"the agent cannot be started: {error.strerror or error}")
+        self._desk.journal.started(self._held.queue_id, pid, processes.birth(pid))
+        self._run = run
+        run.let_go()
+        ending = await self._until_it_ends(run)
+        self._run = None
+        if ending is None:
+            return self._forced()
+        for name in ending.odd:
+            self._event("ignored", field=name, why="not what the protocol takes")
+        outcome = ending.outcome()
+        return outcome if isinstance(outcome, Release) else outcome._replace(prompts_seen=self._given)
 
     def _forced(self) -> Completion | Release | None:
         if self._halted == "lost":
             return None
         if self._halted == "shutdown":
             return Release(SHUTDOWN)
-        limit = f"the agent did not finish within {self._desk.command.timeout:g} s"
-        return Completion(
-            success=False, facts={"errorMessage": limit if self._halted is None else "stopped on request"}
-        )
+        if self._halted == "stop":
+            return self._failed("stopped on request")
+        return self._failed(f"the agent did not finish within {self._desk.command.timeout:g} s")
 
-    async def _start(self, run: Run, new: Sequence[dict[str, Any]]) -> None:
-        message = self._message
-        if self._prompts != message.prompts:
-            message = type(message).read({**message.fields, "prompts": self._prompts})
-        pid = await run.start(message, self._held.attempt, new)
-        self._desk.journal.started(self._held.queue_id, pid, processes.birth(pid))
-        run.let_go()
+    def _failed(self, why: str) -> Completion:
+        return Completion(success=False, facts={"errorMessage": why}, prompts_seen=self._given)
 
     async def _until_it_ends(self, run: Run) -> Ending | None:
         """How it ended by itself; None when it had to be ended: it was halted, or took too long."""
@@ -167,10 +148,6 @@ class Job:
         finally:
             halt.cancel()
         return None
-
-    @property
-    def _folder(self) -> Path:
-        return self._desk.sessions / self._held.session_id
 
     # -- while it works -------------------------------------------------------------------------------------------------
 
@@ -189,20 +166,16 @@ class Job:
         if (
             self._held.attempt is None
         ):  # the original protocol knows no renewal; a report is proof of life too
-            return await self._desk.client.report(self._held.session_id, None, percent=self._percent)
-        return await self._desk.client.renew(self._held.queue_id, self._held.attempt, len(self._prompts))
+            return await self._desk.client.report(self._held, percent=self._percent)
+        return await self._desk.client.renew(self._held, self._heard)
 
     async def _report(self) -> None:
         """The first report says that the work has begun; the others carry what the agent says, a few seconds apart."""
         while True:
-            progress = self._progress
+            note = None if self._progress is None else self._progress.note
             await self._tell(
                 self._desk.client.report(
-                    self._held.session_id,
-                    self._held.attempt,
-                    percent=self._percent,
-                    message=None if progress is None else progress.note,
-                    prompts_seen=len(self._prompts),
+                    self._held, percent=self._percent, message=note, prompts_seen=self._heard
                 )
             )
             await asyncio.sleep(REPORT_SECONDS)
@@ -228,46 +201,38 @@ class Job:
             self._hear(news)
 
     def _hear(self, news: News) -> None:
+        """A follow-up goes to an interactive run; for any other the server keeps it: the session begins anew with it."""
         for prompt in news.prompts:
-            if prompt in self._prompts:
+            if prompt in self._follow_ups:
                 continue  # a renewal and a report were under way at once
-            self._prompts.append(prompt)
-            if self._desk.command.interactive and self._run is not None:
+            self._follow_ups.append(prompt)
+            at_once = (
+                self._desk.command.interactive and self._run is not None and self._given == self._heard - 1
+            )
+            if at_once and self._run is not None:
                 self._run.say(prompt)
-            else:
-                self._unheard += 1
-            self._event("prompted", follow_up=len(self._prompts))
+                self._given += 1
+            self._event("prompted", follow_up=self._heard, when="now" if at_once else "with the next run")
         if news.stop and self._halted is None:
             self._event("stopping", why="somebody asked for it")
             self.halt("stop")
+
+    @property
+    def _heard(self) -> int:
+        """How many follow-ups there are, as far as this machine knows."""
+        return len(self._message.prompts) + len(self._follow_ups)
 
     def _heard_progress(self, progress: Progress) -> None:
         self._progress = progress
         self._reports.set()
         self._desk.screen.tick()
 
-    # -- the end --------------------------------------------------------------------------------------------------------
-
-    async def _deliver(self, outcome: Completion | Release) -> bool:
-        """Tells the server. False: follow-ups have come in that the agent has not seen, and the work goes on."""
-        seen = len(self._prompts) if isinstance(outcome, Completion) and outcome.success else None
-        news = await deliver(self._desk, self._held, outcome, prompts_seen=seen)
-        if news is None:
-            return True
-        self._hear(news)
-        return False
-
     def _event(self, name: str, **facts: Any) -> None:
         self._desk.screen.event(name, issue=self._held.identifier, attempt=self._held.attempt, **facts)
 
 
-async def deliver(
-    desk: Desk, held: Held, outcome: Completion | Release, *, prompts_seen: int | None = None
-) -> News | None:
-    """Tells the server how it ended until it has answered, then forgets the work.
-
-    Returns follow-ups that the agent has not seen, which only a server of ours says: then the work is not over.
-    """
+async def deliver(desk: Desk, held: Held, outcome: Completion | Release) -> None:
+    """Tells the server how it ended until it has answered, then forgets the work."""
     failures = 0
 
     def event(name: str, **facts: Any) -> None:
@@ -275,11 +240,10 @@ async def deliver(
 
     while True:
         try:
-            news = None
             if isinstance(outcome, Release):
-                await desk.client.release(held.queue_id, held.attempt, outcome.error)
+                await desk.client.release(held, outcome.error)
             else:
-                news = await desk.client.complete(held.session_id, held.attempt, outcome, prompts_seen)
+                await desk.client.complete(held, outcome)
         except TryLater as error:
             failures += 1
             pause = min(2.0 ** min(failures, 6), LONGEST_PAUSE_SECONDS)
@@ -288,22 +252,20 @@ async def deliver(
         except ClaimLost as error:
             event("lost", why=str(error))
             desk.journal.forget(held.queue_id)
-            return None
+            return
         except (TokenRefused, NotRegistered) as error:
             desk.refused(str(error))  # it stays in the journal: the next start may have a token
-            return None
+            return
         except (Refused, Unreadable) as error:
             event("refused", why=str(error))
             if isinstance(outcome, Release):
                 desk.journal.forget(held.queue_id)
-                return None
+                return
             outcome = Release(f"the server did not take the result: {error}")
         else:
-            if news is not None:
-                return news
             desk.journal.forget(held.queue_id)
             _announce(event, outcome)
-            return None
+            return
 
 
 def _announce(event: Callable[..., None], outcome: Completion | Release) -> None:

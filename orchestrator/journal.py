@@ -155,7 +155,9 @@ def _entries(db: sqlite3.Connection) -> list[Entry]:
 def _written(outcome: Completion | Release) -> str:
     if isinstance(outcome, Release):
         return json.dumps({"release": outcome.error})
-    return json.dumps({"success": outcome.success, "facts": dict(outcome.facts)})
+    return json.dumps(
+        {"success": outcome.success, "facts": dict(outcome.facts), "seen": outcome.prompts_seen}
+    )
 
 
 def _message(text: str | None) -> Message | None:
@@ -168,4 +170,4 @@ def _outcome(text: str | None) -> Completion | Release | None:
     value: dict[str, Any] = json.loads(text)
     if "release" in value:
         return Release(value["release"])
-    return Completion(success=value["success"], facts=value["facts"])
+    return Completion(success=value["success"], facts=value["facts"], prompts_seen=value["seen"])

@@ -15,19 +15,19 @@ from typing import Any, Final, NamedTuple, TypeVar
 
 from orchestrator import processes
 from orchestrator.client import ClaimLost, Client, NotRegistered, Refused, TokenRefused, TryLater
-from orchestrator.job import Desk, Held, Job, deliver
+from orchestrator.job import Desk, Job, deliver
 from orchestrator.journal import Entry, Journal
 from orchestrator.pace import Pace
 from orchestrator.runner import Command
 from orchestrator.screen import Line
 from orchestrator.transports import Transport
-from orchestrator.wire import Claim, Completion, Message, Registration, Release, Unreadable
+from orchestrator.wire import Claim, Completion, Held, Message, Registration, Release, Unreadable
 
 HEARTBEAT_SECONDS: Final = 30.0
 CLOCK_SECONDS: Final = 5.0
 ASLEEP_SECONDS: Final = 10.0
-"""The clock on the wall ran ahead of the one that stops with the machine by this much: it was asleep (or the clock was set, which costs
-one renewal of each claim)."""
+"""The clock on the wall is off by this much after a short nap of ours: the machine was asleep, or the clock was set, which costs one
+renewal of each claim."""
 LAST_WORD_SECONDS: Final = 10.0
 """At the end, for telling the server; what it does not take by then is in the journal."""
 RESTARTED: Final = "the orchestrator was restarted while the work was under way"
@@ -200,13 +200,12 @@ class Orchestrator:
 
     async def _watch(self) -> None:
         """Notices that the machine was asleep: connections are dead, claims may be lost, work may be waiting."""
-        wall, steady = time.time, asyncio.get_running_loop().time
-        offset = wall() - steady()
+        before = time.time()
         while True:
             await asyncio.sleep(CLOCK_SECONDS)
-            jump, offset = wall() - steady() - offset, wall() - steady()
-            if abs(jump) > ASLEEP_SECONDS:
-                self._screen.event("awake", after=f"{jump:.0f}s")
+            late, before = time.time() - before - CLOCK_SECONDS, time.time()
+            if abs(late) > ASLEEP_SECONDS:
+                self._screen.event("awake", after=f"{late:.0f}s")
                 await self._client.reconnect()
                 for job in self._jobs.values():
                     job.check()
@@ -241,7 +240,7 @@ class Orchestrator:
         pace = Pace()
         while entry.attempt is not None:
             try:
-                await self._client.renew(entry.queue_id, entry.attempt, 0)
+                await self._client.renew(_held(entry), 0)
             except TryLater as error:
                 pace.failed(error.retry_after)
                 await pace.until_due()
@@ -264,8 +263,7 @@ class Orchestrator:
         await self._deliver(entry, Release(why))
 
     async def _deliver(self, entry: Entry, outcome: Completion | Release) -> None:
-        held = Held(entry.queue_id, entry.session_id, entry.identifier, entry.attempt)
-        await deliver(self._desk, held, outcome)
+        await deliver(self._desk, _held(entry), outcome)
 
     def _hold(self, queue_id: str, work: Coroutine[Any, Any, None], job: Job | None = None) -> None:
         """Gives a place to `work`, until it has ended."""
@@ -355,3 +353,7 @@ class Orchestrator:
             self._hold(message.queue_id, job.run(), job)
             return True
         return False
+
+
+def _held(entry: Entry) -> Held:
+    return Held(entry.queue_id, entry.session_id, entry.identifier, entry.attempt)

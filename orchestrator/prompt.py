@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
 
 from orchestrator.wire import Message
 
@@ -14,7 +13,7 @@ NOTE = (
 )
 
 
-def prompt_text(message: Message, new_prompts: Iterable[str] = ()) -> str:
+def prompt_text(message: Message) -> str:
     """The issue, its description and the follow-ups in Markdown. Each fence is longer than any run of backticks in its text."""
     fields = message.fields
     parts = [
@@ -31,8 +30,6 @@ def prompt_text(message: Message, new_prompts: Iterable[str] = ()) -> str:
             parts.append(fenced(label, text))
     said = [str(prompt.get("body", "")) for prompt in message.prompts]
     parts += [fenced(f"follow-up {place}", text) for place, text in enumerate(said, 1)]
-    if new := list(new_prompts):
-        parts.append(f"New since the last run: the last {len(new)} of the follow-ups.")
     return "\n\n".join(parts) + "\n"
 
 

@@ -89,18 +89,14 @@ class Run:
         self._reading: asyncio.Future[Any] | None = None
         self._tail = b""
 
-    async def start(
-        self, message: Message, attempt: int | None, new_prompts: Sequence[Mapping[str, Any]]
-    ) -> int:
+    async def start(self, message: Message, attempt: int | None) -> int:
         """Makes the process, which waits at the gate. Returns its number, which is also its group's.
 
         Raises OSError where it cannot be: no such folder, no more processes.
         """
         self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        prompt = prompt_text(message, [str(each.get("body", "")) for each in new_prompts])
-        self._line = json.dumps(
-            {**message.fields, "attempt": attempt, "newPrompts": list(new_prompts), "prompt": prompt}
-        )
+        prompt = prompt_text(message)
+        self._line = json.dumps({**message.fields, "attempt": attempt, "prompt": prompt})
         _write(self._folder / "message.json", self._line)
         _write(self._folder / "prompt.md", prompt)
         self._process = await asyncio.create_subprocess_exec(

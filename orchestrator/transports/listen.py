@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Final
 
-from orchestrator.client import Client, NotRegistered, Refused, TryLater
+from orchestrator.client import ClaimLost, Client, NotRegistered, Refused, TryLater
 from orchestrator.pace import SHORTEST_SECONDS, Pace
 from orchestrator.wire import Unreadable
 
@@ -32,7 +32,7 @@ class Listen:
             except TryLater as error:
                 self._pace.failed(error.retry_after)
                 continue
-            except (NotRegistered, Refused, Unreadable):
+            except (ClaimLost, NotRegistered, Refused, Unreadable):
                 return  # the loop's own look says what to make of it
             if polled.messages or polled.stop:
                 return
