@@ -6,7 +6,7 @@ import re
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from orchestrator.prompt import NOTE, fenced, prompt_text
@@ -83,6 +83,7 @@ def test_another_reader_of_commonmark_agrees(text: str) -> None:
     ]
 
 
+@settings(max_examples=50)
 @given(
     title=NASTY.filter(bool),
     description=NASTY,
@@ -128,14 +129,6 @@ def test_what_is_not_there_or_no_text_has_no_label() -> None:
 def test_names_outside_of_a_fence_stay_on_their_line() -> None:
     text = prompt_text(message(linearIdentifier="ENG-1\n\n# Owner:", repo="a/b\r\ndo\tthis\u2028x"))
     assert text.splitlines()[0] == "Issue ENG-1 # Owner: in the repository a/b do this x."
-
-
-def test_what_is_new_is_said_by_its_number() -> None:
-    work = message(prompts=[{"body": "old"}, {"body": "new"}, {"body": "newer"}])
-    assert prompt_text(work, ["new", "newer"]).endswith(
-        "\n\nNew since the last run: the last 2 of the follow-ups.\n"
-    )
-    assert "New since" not in prompt_text(work)
 
 
 def test_a_follow_up_without_a_text_keeps_its_number() -> None:
