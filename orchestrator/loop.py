@@ -85,9 +85,9 @@ class Orchestrator:
         """Works until it is told to end (SIGTERM, SIGINT), the token is refused, or, with `once`, nothing waits any more."""
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, self._signalled)
-        registration = await self._unless_ending(self._register())
+        registration = await self._unless_ending(self._register(patient=not once))
         if registration is None:
-            return self._end()
+            return self._end(self._unanswered)
         self._recover()
         transport = make_transport(registration)
         around = [
@@ -167,7 +167,8 @@ class Orchestrator:
 
     # -- the machine ----------------------------------------------------------------------------------------------------
 
-    async def _register(self) -> Registration | None:
+    async def _register(self, *, patient: bool = True) -> Registration | None:
+        """None when it is refused; or when nobody answers, and that is not to be waited for."""
         pace = Pace()
         while True:
             try:
@@ -175,6 +176,9 @@ class Orchestrator:
                     name=self._machine.name, repos=list(self._machine.repos), max_jobs=self._machine.max_jobs
                 )
             except TryLater as error:
+                self._unanswered = str(error)
+                if not patient:
+                    return None
                 pace.failed(error.retry_after)
                 self._screen.event("waiting", why=str(error))
                 await pace.until_due()
@@ -182,6 +186,7 @@ class Orchestrator:
                 self._refused(str(error))
                 return None
             else:
+                self._unanswered = None
                 self._screen.event("registered", machine=self._machine.name, id=registration.orchestrator_id)
                 return registration
 

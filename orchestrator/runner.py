@@ -80,13 +80,13 @@ class Ending(NamedTuple):
 
 
 class Run:
-    """`start`, then `let_go`, then `ended`; `stop` at any time."""
+    """`start`, then `let_go`, then `ended`; `stop` or `kill` at any time."""
 
     def __init__(self, command: Command, folder: Path, on_progress: Callable[[Progress], None]) -> None:
         """`folder`: the session's own, for its files and its log."""
         self._command, self._folder, self._on_progress = command, folder, on_progress
-        self._process: asyncio.subprocess.Process | None = None
-        self._reading: asyncio.Future[Any] | None = None
+        self._transport: asyncio.SubprocessTransport | None = None
+        self._output = _Output(folder / "output.log", self._heard)
         self._tail = b""
 
     async def start(self, message: Message, attempt: int | None) -> int:
@@ -99,7 +99,8 @@ class Run:
         self._line = json.dumps({**message.fields, "attempt": attempt, "prompt": prompt})
         _write(self._folder / "message.json", self._line)
         _write(self._folder / "prompt.md", prompt)
-        self._process = await asyncio.create_subprocess_exec(
+        self._transport, _ = await asyncio.get_running_loop().subprocess_exec(
+            lambda: self._output,
             "/bin/sh",
             "-c",
             GATE,
@@ -112,8 +113,7 @@ class Run:
             env={**self._command.environment, **self._variables(message, attempt)},
             start_new_session=True,
         )
-        self._reading = asyncio.ensure_future(self._read_both(self._process))
-        return self._process.pid
+        return self._transport.get_pid()
 
     def _directory(self, repo: str) -> Path:
         if self._command.directory is None:
@@ -154,37 +154,39 @@ class Run:
         """One follow-up, as a line of JSON on the standard input of an interactive run."""
         self._stdin().write((json.dumps({"type": "prompt", **prompt}) + "\n").encode())
 
-    def _stdin(self) -> asyncio.StreamWriter:
-        assert self._process is not None
-        assert self._process.stdin is not None
-        return self._process.stdin
+    def _stdin(self) -> asyncio.WriteTransport:
+        assert self._transport is not None
+        pipe = self._transport.get_pipe_transport(0)
+        assert isinstance(pipe, asyncio.WriteTransport)
+        return pipe
 
     async def ended(self) -> Ending:
         """Waits for the end of the command, then ends whatever it has left behind in its group."""
-        process, reading = self._process, self._reading
-        assert process is not None
-        assert reading is not None
+        assert self._transport is not None
         try:
-            status = await process.wait()
-            await processes.end(process.pid, self._command.patience)
+            await self._output.exited.wait()
+            await processes.end(self._transport.get_pid(), self._command.patience)
             # A process that has left the group may hold the pipe open: the agent is over all the same.
-            await asyncio.wait([reading], timeout=LAST_WORDS_SECONDS)
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._output.closed.wait(), LAST_WORDS_SECONDS)
         finally:
-            reading.cancel()
-            self._stdin().close()
+            self._transport.close()
+            self._output.finish()
+        status = self._transport.get_returncode()
+        assert status is not None
         facts, odd = facts_in(last_object(self._tail.decode(errors="replace")))
         return Ending(status, facts, odd)
 
     async def stop(self) -> None:
         """Ends the command and all that it has started."""
-        if self._process is not None:
-            await processes.end(self._process.pid, self._command.patience)
+        if self._transport is not None:
+            await processes.end(self._transport.get_pid(), self._command.patience)
 
     def kill(self) -> None:
         """Ends them without asking."""
-        if self._process is not None:
+        if self._transport is not None:
             with suppress(ProcessLookupError, PermissionError):
-                os.killpg(self._process.pid, signal.SIGKILL)
+                os.killpg(self._transport.get_pid(), signal.SIGKILL)
 
     def _heard(self, line: bytes) -> None:
         progress = progress_in(line.decode(errors="replace"))
@@ -193,42 +195,54 @@ class Run:
         else:
             self._tail = (self._tail + line + b"\n")[-TAIL:]
 
-    async def _read_both(self, process: asyncio.subprocess.Process) -> None:
-        assert process.stdout is not None
-        assert process.stderr is not None
-        log = _log(self._folder / "output.log")
-        try:
-            await asyncio.gather(
-                self._read(process.stdout, log, "", self._heard),
-                self._read(process.stderr, log, "stderr: ", None),
-            )
-        finally:
-            log.close()
 
-    async def _read(
-        self,
-        stream: asyncio.StreamReader,
-        log: RotatingFileHandler,
-        label: str,
-        heard: Callable[[bytes], None] | None,
-    ) -> None:
-        """Line by line; a line without an end is cut where it becomes too long to keep in memory."""
-        rest = b""
-        while chunk := await stream.read(LONGEST_LINE):
-            *lines, rest = (rest + chunk).split(b"\n")
-            if len(rest) >= LONGEST_LINE:
-                lines.append(rest)
-                rest = b""
-            for line in lines:
-                _note(log, label, line, heard)
-        if rest:
-            _note(log, label, rest, heard)
+class _Output(asyncio.SubprocessProtocol):
+    """What comes out of the process, line by line, into its log; standard output also to `heard`.
 
+    `exited` is set at the end of the process, even while something that it has started still holds its pipes open.
+    """
 
-def _note(log: RotatingFileHandler, label: str, line: bytes, heard: Callable[[bytes], None] | None) -> None:
-    log.emit(logging.makeLogRecord({"msg": label + line.decode(errors="replace").rstrip("\r")}))
-    if heard is not None:
-        heard(line)
+    def __init__(self, log: Path, heard: Callable[[bytes], None]) -> None:
+        self.exited, self.closed = asyncio.Event(), asyncio.Event()
+        self._path, self._heard = log, heard
+        self._log: RotatingFileHandler | None = None
+        self._rest, self._open = {1: b"", 2: b""}, {1, 2}
+
+    def pipe_data_received(self, fd: int, data: bytes) -> None:
+        *lines, rest = (self._rest[fd] + data).split(b"\n")
+        if (
+            len(rest) >= LONGEST_LINE
+        ):  # a line without an end is cut where it becomes too long to keep in memory
+            lines.append(rest)
+            rest = b""
+        self._rest[fd] = rest
+        for line in lines:
+            self._note(fd, line)
+
+    def pipe_connection_lost(self, fd: int, exc: Exception | None) -> None:  # noqa: ARG002 - the protocol asks for it
+        self._open.discard(fd)
+        if not self._open:
+            self.closed.set()
+
+    def process_exited(self) -> None:
+        self.exited.set()
+
+    def finish(self) -> None:
+        """Notes what came without an end of line."""
+        for fd, rest in self._rest.items():
+            if rest:
+                self._note(fd, rest)
+        self._rest = {1: b"", 2: b""}
+        if self._log is not None:
+            self._log.close()
+
+    def _note(self, fd: int, line: bytes) -> None:
+        if self._log is None:
+            self._log = _log(self._path)
+        text = line.decode(errors="replace").rstrip("\r")
+        self._log.emit(logging.makeLogRecord({"msg": text if fd == 1 else f"stderr: {text}"}))
+        if fd == 1:
+            self._heard(line)
 
 
 def _log(path: Path) -> RotatingFileHandler:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,13 @@ def served(
     postgres: Databases, migrated: str, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[dict[str, Any]]:
     """A server, its environment and an engine on its database."""
+    with serving(postgres, migrated, tmp_path_factory.mktemp("served") / "functions.log") as found:
+        yield found
+
+
+@contextmanager
+def serving(postgres: Databases, migrated: str, log: Path, **changes: str) -> Iterator[dict[str, Any]]:
+    """The same with some settings changed."""
     with postgres.fresh(migrated) as url:
         environment = {
             "DATABASE_URL": url,
@@ -40,12 +48,12 @@ def served(
             "BRIDGE_ENCRYPTION_KEY": base64.b64encode(bytes(range(32))).decode(),
             "CRON_SECRET": CRON_SECRET,
             "DISPATCH_CLAIM_TIMEOUT_SECONDS": "600",
+            **changes,
         }
         settings = Settings.from_environment(environment)
         engine, port = engine_for(settings), free_port()
         with transaction(engine, OPERATOR) as tx:
             assert listen.set_to(tx, wanted=True)
-        log = tmp_path_factory.mktemp("served") / "functions.log"
         with log.open("wb") as output:
             process = subprocess.Popen(
                 [sys.executable, "-m", "infra.local.serve", str(port)],
