@@ -1,4 +1,4 @@
-"""A TCP proxy between a test and its database: counts round trips, cuts connections, and plays a network that answers nothing."""
+"""A TCP proxy between a test and a server, mostly its database: counts round trips, cuts connections, plays a network that is away."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ class Proxy:
         self._flowing.set()
         self._forgotten: set[socket.socket] = set()
         self._closed = False
+        self._down = False
         self.round_trips = 0
         self.connections = 0
         self.url = target.set(host="127.0.0.1", port=self._listener.getsockname()[1]).render_as_string(
@@ -38,6 +39,9 @@ class Proxy:
                 client, _ = self._listener.accept()
             except OSError:
                 return
+            if self._down:
+                client.close()
+                continue
             try:
                 server = socket.create_connection(self._target)
             except OSError:
@@ -70,6 +74,15 @@ class Proxy:
                 with suppress(OSError):
                     end.shutdown(socket.SHUT_RDWR)
         self._pairs.clear()
+
+    def down(self) -> None:
+        """Closes every connection, and each new one at once."""
+        self._down = True
+        self.cut()
+
+    def up(self) -> None:
+        """Ends that."""
+        self._down = False
 
     def freeze(self) -> None:
         """From now on nothing passes and nobody is told: a dead peer without a FIN."""

@@ -36,7 +36,7 @@ class Program:
     ) -> None:
         self.folder, self.record = folder, folder / "record"
         folder.mkdir(exist_ok=True)
-        self._words = [sys.executable, "-m", "orchestrator", command, *options]
+        self._program, self._words = ["-m", "orchestrator"], [command, *options]
         self._environment = {
             "PATH": os.environ["PATH"],
             "HOME": str(folder),
@@ -51,9 +51,13 @@ class Program:
         self.lines: list[str] = []
         self._said = threading.Condition()
 
+    def starts_as(self, *program: str) -> None:
+        """Puts another program in the orchestrator's place, which gets the same words."""
+        self._program = list(program)
+
     def __enter__(self) -> Self:
         self.process = subprocess.Popen(
-            self._words,
+            [sys.executable, *self._program, *self._words],
             cwd=ROOT,
             env=self._environment,
             stdout=subprocess.PIPE,
