@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from infra.admin import doctor, history, listen, machines, routes, schema, tenants, work
-from infra.admin.arguments import PROGRAM, Group, Parser, UsageError, word
+from infra.admin.arguments import ORG_HELP, PROGRAM, Group, Parser, UsageError, word
 from infra.admin.console import Console
 from infra.admin.failures import USAGE, exit_code, explained
 from infra.admin.output import Printer, printable, withheld
@@ -24,31 +24,27 @@ PIPE_CLOSED: Final = 1  # the reader, e.g. `head`, had enough
 
 
 def parser() -> Parser:
-    """All commands. `--org` and `--json` may stand before or after them."""
+    """All commands. `--org` (of those that take it) and `--json` may stand before or after them."""
     top = Parser(prog=PROGRAM, description="dispatchctl: the operator's commands of DevPilot dispatch")
-    _add_common(top, org=None, as_json=False)
+    top.add_argument(
+        "--org", type=word, metavar="NAME", help=f"{ORG_HELP}; not for what works on all of them"
+    )
+    _add_json(top, default=False)
     common = Parser(add_help=False)
     # Suppressed where it is not given, or the command's default would undo what stands before it.
-    _add_common(common, org=argparse.SUPPRESS, as_json=argparse.SUPPRESS)
+    _add_json(common, default=argparse.SUPPRESS)
     commands = Group(top, common)
     for module in (schema, tenants, routes, machines, history, work, listen, doctor):
         module.add_to(commands)
     return top
 
 
-def _add_common(to: Parser, *, org: str | None, as_json: bool | str) -> None:
-    to.add_argument(
-        "--org",
-        type=word,
-        default=org,
-        metavar="NAME",
-        help="the organization's name or id, needed where there are several",
-    )
+def _add_json(to: Parser, *, default: bool | str) -> None:
     to.add_argument(
         "--json",
         action="store_true",
         dest="as_json",
-        default=as_json,
+        default=default,
         help="for programs: JSON with stable keys",
     )
 
@@ -64,6 +60,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     settings = None
     try:
         options = parser().parse_args(argv)
+        if options.org is not None and not options.takes_org:
+            options.refuse("this works on all organizations: it takes no --org")
         settings = Settings.from_environment()
         engine = engine_for(settings)
         try:

@@ -9,6 +9,8 @@ from typing import Any, Final, NoReturn, Self
 
 PROGRAM: Final = "python -m infra.admin"
 
+ORG_HELP: Final = "the organization's name or id, needed where there are several"
+
 REPO: Final = re.compile(r"[^/\s]{1,100}/[^/\s]{1,100}")
 
 
@@ -49,10 +51,24 @@ class Group:
         """A group in this one."""
         return type(self)(self._commands.add_parser(name, help=about, description=about), self._common)
 
-    def command(self, name: str, run: Callable[[Any], int], about: str) -> Command:
-        """A command; `run` gets a Console and returns the exit code."""
+    def command(
+        self, name: str, run: Callable[[Any], int], about: str, *, of_everything: bool = False
+    ) -> Command:
+        """A command; `run` gets a Console and returns the exit code.
+
+        Args:
+            of_everything: it works on all organizations alike, so that an `--org` would be obeyed by nobody: it is refused.
+        """
         parser = self._commands.add_parser(name, help=about, description=about, parents=[self._common])
-        parser.set_defaults(run=run)
+        parser.set_defaults(run=run, refuse=parser.error, takes_org=not of_everything)
+        # Read even where it is refused, wherever it stands: the reason says more than "unknown".
+        parser.add_argument(
+            "--org",
+            type=word,
+            default=argparse.SUPPRESS,  # or it would undo what stands before the command
+            metavar="NAME",
+            help=argparse.SUPPRESS if of_everything else ORG_HELP,
+        )
         return Command(parser)
 
 
@@ -65,6 +81,14 @@ class Command:
     def takes(self, *names: str, **options: Any) -> Self:
         """An argument, as argparse's `add_argument`."""
         self._parser.add_argument(*names, **options)
+        return self
+
+    def switch(self, name: str, *, on: str, off: str) -> Self:
+        """`--NAME` and `--no-NAME`, of which one may be given; None where neither is."""
+        either = self._parser.add_mutually_exclusive_group()
+        field = name.replace("-", "_")
+        either.add_argument(f"--{name}", action="store_true", default=None, help=on)
+        either.add_argument(f"--no-{name}", action="store_false", default=None, dest=field, help=off)
         return self
 
     def limited(self, default: int = 100) -> Self:

@@ -39,7 +39,10 @@ class Finding(NamedTuple):
 def add_to(commands: Group) -> None:
     """Adds the command."""
     commands.command(
-        "doctor", doctor, "check the database, the schema, the invariants, the secrets and the machines"
+        "doctor",
+        doctor,
+        "check the database, the schema, the invariants, the secrets and the machines",
+        of_everything=True,
     )
 
 

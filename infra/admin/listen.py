@@ -13,11 +13,12 @@ from shared.errors import SchemaOutdated
 def add_to(commands: Group) -> None:
     """Adds the commands."""
     listen = commands.group("listen", "whether commits wake the polls that wait")
-    listen.command(
-        "on", partial(turn, wanted=True), "they do; every transaction that queues work pays for it"
-    )
-    listen.command("off", partial(turn, wanted=False), "they do not: waiting polls end with their time")
-    listen.command("status", status, "which of the two")
+    for name, run, about in (
+        ("on", partial(turn, wanted=True), "they do; every transaction that queues work pays for it"),
+        ("off", partial(turn, wanted=False), "they do not: waiting polls end with their time"),
+        ("status", status, "which of the two"),
+    ):
+        listen.command(name, run, about, of_everything=True)
 
 
 STATES = sql("""

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from infra.admin import views
 from infra.admin.arguments import Group, between, name, word
 from infra.admin.console import Console
+from infra.admin.output import cell
 from shared import orchestrators
 from shared.db import OPERATOR, transaction
 from shared.errors import Conflict, InvalidRequest, NotFound
@@ -28,7 +31,7 @@ def add_to(commands: Group) -> None:
         "token",
         type=word,
         metavar="TOKEN",
-        help="its id or its first 12 characters, as `token list` shows them",
+        help="its id, or its first characters (`token list` shows 12) as far as they name only one",
     )
 
     machine = commands.group("orchestrators", "the registered machines")
@@ -45,11 +48,18 @@ def mint_token(console: Console) -> int:
         token_id, token = orchestrators.mint_token(
             tx, org_id=org_id, label=options.label, days=options.expires_days
         )
+        expires_at = views.expiry_of_token(tx, org_id=org_id, token_id=token_id)
     # The token alone on standard output, so that it can go straight into a file or another program.
     console.printer.said(
-        token, id=token_id, token=token, label=options.label, expires_days=options.expires_days
+        token,
+        id=token_id,
+        token=token,
+        label=options.label,
+        expires_days=options.expires_days,
+        expires_at=expires_at,
     )
-    console.printer.hint(f"this is the only time that it is shown; its id is {token_id}")
+    until = f"it expires {cell(expires_at)} UTC" if expires_at else "it does not expire"
+    console.printer.hint(f"this is the only time that it is shown; its id is {token_id}; {until}")
     return 0
 
 
@@ -78,19 +88,32 @@ def revoke_token(console: Console) -> int:
         raise InvalidRequest("that is a token itself; give its id or its first 12 characters", field="TOKEN")
     with transaction(console.engine, OPERATOR) as tx:
         org_id = console.organization(tx)
-        known = views.tokens(tx, org_id=org_id, limit=10_000)
-        found = [token for token in known if wanted in (str(token.id), token.prefix)]
-        if not found:
-            listed = ", ".join(f"{token.prefix} {token.id}" for token in known[:20])
-            raise NotFound(f'no token "{wanted}"; ' + (f"there are: {listed}" if listed else "there is none"))
-        if len(found) > 1:
-            raise Conflict(
-                f"several tokens begin with {wanted}; give the id: {', '.join(str(token.id) for token in found)}"
-            )
-        revoked = orchestrators.revoke_token(tx, org_id=org_id, token_id=found[0].id)
+        token = _the_token(views.tokens(tx, org_id=org_id, limit=10_000), wanted)
+        revoked = orchestrators.revoke_token(tx, org_id=org_id, token_id=token.id)
     sentence = "is revoked: its next request is refused" if revoked else "was revoked before"
-    console.printer.said(f"token {found[0].prefix} {sentence}", id=found[0].id, status="revoked")
+    console.printer.said(f"token {_named(token)} {sentence}", id=token.id, status="revoked")
     return 0
+
+
+def _the_token(known: Sequence[views.Token], wanted: str) -> views.Token:
+    begins = wanted.startswith(TOKEN_PREFIX) and wanted != TOKEN_PREFIX
+    found = [each for each in known if wanted == str(each.id) or (begins and each.prefix.startswith(wanted))]
+    if len(found) == 1:
+        return found[0]
+    listed = "; ".join(f"{_named(each)} {each.status}" for each in (found or known)[:20])
+    if found:
+        raise Conflict(f'several tokens begin with "{wanted}", give the id of one: {listed}')
+    if wanted == TOKEN_PREFIX:
+        raise InvalidRequest(
+            f'every token begins with "{wanted}", give the id of one: {listed or "there is none"}',
+            field="TOKEN",
+        )
+    raise NotFound(f'no token "{wanted}"; ' + (f"there are: {listed}" if listed else "there is none"))
+
+
+def _named(token: views.Token) -> str:
+    whose = token.machine or token.label
+    return f"{token.prefix} {token.id}" + (f" ({whose})" if whose else "")
 
 
 def list_machines(console: Console) -> int:

@@ -21,7 +21,10 @@ from shared.messages import timestamp
 CELL: Final = 60  # the widest cell, in characters; an id has 36
 LAST: Final = 100  # of the last column, which moves nothing else
 FACT: Final = 300  # of a line of its own
-_CREDENTIAL: Final = re.compile(r"(dp_orch_.{4}|lin_(?:api|oauth|wh)_|://[^:/@\s]*:)[^@\s'\"]+")
+# What follows must look like the rest of a credential: after a mere prefix the sentence goes on.
+_CREDENTIAL: Final = re.compile(
+    r"(dp_orch_[\w-]{4})[\w-]+|(lin_(?:api|oauth|wh)_)\w[^@\s'\"]*|(://[^:/@\s]*:)[^@\s'\"]+"
+)
 
 
 def printable(text: str) -> str:
@@ -36,7 +39,7 @@ def printable(text: str) -> str:
 
 def withheld(text: str) -> str:
     """`text` without what looks like a credential: an error may quote what was pasted into the wrong place."""
-    return _CREDENTIAL.sub(r"\1…", text)
+    return _CREDENTIAL.sub(r"\1\2\3…", text)
 
 
 def cell(value: object, widest: int = CELL) -> str:

@@ -30,6 +30,19 @@ def team_routes(tx: Tx, *, org_id: UUID, workspace_id: UUID, limit: int) -> list
     ]
 
 
+TEAM_ROUTE = sql("""
+    select team_id, team_key, default_repo, auto_dispatch from team_routes
+     where org_id = :org_id and workspace_id = :workspace_id and team_id = :team_id
+""")
+
+
+def team_route(tx: Tx, *, org_id: UUID, workspace_id: UUID, team_id: str) -> TeamRoute:
+    """The route of one team, which has just been set."""
+    row = tx.first(TEAM_ROUTE, org_id=org_id, workspace_id=workspace_id, team_id=team_id)
+    assert row is not None
+    return TeamRoute(*row)
+
+
 class LabelRoute(NamedTuple):
     """`team_id` is None where `label` is a label's id."""
 

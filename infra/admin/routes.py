@@ -14,7 +14,8 @@ from shared.db import OPERATOR, Tx, transaction
 from shared.errors import InvalidRequest, NotFound
 from shared.ids import parse_id
 
-Change = Callable[[Console, Tx, UUID, UUID], str]
+Facts = Mapping[str, Any]
+Change = Callable[[Console, Tx, UUID, UUID], tuple[str, Facts]]
 Read = Callable[..., Sequence[Any]]
 
 
@@ -81,14 +82,8 @@ def _team(command: Command, *, change: bool = True) -> None:
             metavar="OWNER/NAME",
             help="where its issues go when nothing more specific matches",
         )
-        command.takes(
-            "--auto-dispatch", action="store_true", default=None, help="its issues start work (the default)"
-        )
-        command.takes(
-            "--no-auto-dispatch",
-            action="store_false",
-            dest="auto_dispatch",
-            help="nothing of this team starts work",
+        command.switch(
+            "auto-dispatch", on="its issues start work (the default)", off="nothing of this team starts work"
         )
 
 
@@ -107,14 +102,16 @@ def _serves(command: Command) -> None:
 
 
 def _in_workspace(change: Change) -> Callable[[Console], int]:
-    """A command that changes one route of a workspace; `change` returns the sentence that says so."""
+    """A command that changes one route of a workspace; `change` returns the sentence that says so, and what holds now."""
 
     def run(console: Console) -> int:
         with transaction(console.engine, OPERATOR) as tx:
             org_id = console.organization(tx)
             workspace = console.workspace(tx, org_id, console.options.workspace)
-            sentence = change(console, tx, org_id, workspace.id)
-        console.printer.said(f"{workspace.name}: {sentence}", workspace_id=workspace.id, outcome=sentence)
+            sentence, facts = change(console, tx, org_id, workspace.id)
+        console.printer.said(
+            f"{workspace.name}: {sentence}", workspace_id=workspace.id, outcome=sentence, **facts
+        )
         return 0
 
     return run
@@ -132,7 +129,7 @@ def _lister(read: Read, columns: Mapping[str, str]) -> Callable[[Console], int]:
     return run
 
 
-def _set_team(console: Console, tx: Tx, org_id: UUID, workspace_id: UUID) -> str:
+def _set_team(console: Console, tx: Tx, org_id: UUID, workspace_id: UUID) -> tuple[str, Facts]:
     options = console.options
     routing.set_team_route(
         tx,
@@ -143,10 +140,15 @@ def _set_team(console: Console, tx: Tx, org_id: UUID, workspace_id: UUID) -> str
         default_repo=options.repo,
         auto_dispatch=options.auto_dispatch,
     )
-    return f"route of team {options.team_id} set"
+    route = route_views.team_route(tx, org_id=org_id, workspace_id=workspace_id, team_id=options.team_id)
+    sentence = (
+        f"team {route.team_id} ({route.team_key or 'no key'}): default repo {route.default_repo or 'none'}, "
+        f"auto-dispatch {'on' if route.auto_dispatch else 'off'}"
+    )
+    return sentence, route._asdict()
 
 
-def _remove_team(console: Console, tx: Tx, org_id: UUID, workspace_id: UUID) -> str:
+def _remove_team(console: Console, tx: Tx, org_id: UUID, workspace_id: UUID) -> tuple[str, Facts]:
     team_id = console.options.team_id
     if not routing.remove_team_route(tx, org_id=org_id, workspace_id=workspace_id, team_id=team_id):
         known = [
@@ -154,7 +156,7 @@ def _remove_team(console: Console, tx: Tx, org_id: UUID, workspace_id: UUID) -> 
             for row in route_views.team_routes(tx, org_id=org_id, workspace_id=workspace_id, limit=50)
         ]
         raise _no_route(f"team {team_id}", known)
-    return f"route of team {team_id} removed"
+    return f"route of team {team_id} removed", {"team_id": team_id}
 
 
 def _label_key(console: Console) -> dict[str, str]:
@@ -170,30 +172,34 @@ def _label_key(console: Console) -> dict[str, str]:
     return {"label": label, "team_id": team or ""}
 
 
-def _set_label(console: Console, tx: Tx, org_id: UUID, workspace_id: UUID) -> str:
-    key = _label_key(console)
-    routing.set_label_route(tx, org_id=org_id, workspace_id=workspace_id, repo=console.options.repo, **key)
-    return f"label {key['label']} goes to {console.options.repo}"
+def _set_label(console: Console, tx: Tx, org_id: UUID, workspace_id: UUID) -> tuple[str, Facts]:
+    key, to = _label_key(console), console.options.repo
+    routing.set_label_route(tx, org_id=org_id, workspace_id=workspace_id, repo=to, **key)
+    return f"{_called(key)} goes to {to}", {**key, "team_id": key["team_id"] or None, "repo": to}
 
 
-def _remove_label(console: Console, tx: Tx, org_id: UUID, workspace_id: UUID) -> str:
+def _called(key: Mapping[str, str]) -> str:
+    return f"label {key['label']}" + (f" of team {key['team_id']}" if key["team_id"] else "")
+
+
+def _remove_label(console: Console, tx: Tx, org_id: UUID, workspace_id: UUID) -> tuple[str, Facts]:
     key = _label_key(console)
     if not routing.remove_label_route(tx, org_id=org_id, workspace_id=workspace_id, **key):
         known = [
             row.label
             for row in route_views.label_routes(tx, org_id=org_id, workspace_id=workspace_id, limit=50)
         ]
-        raise _no_route(f"label {key['label']}", known)
-    return f"route of label {key['label']} removed"
+        raise _no_route(_called(key), known)
+    return f"route of {_called(key)} removed", {**key, "team_id": key["team_id"] or None}
 
 
-def _set_project(console: Console, tx: Tx, org_id: UUID, workspace_id: UUID) -> str:
+def _set_project(console: Console, tx: Tx, org_id: UUID, workspace_id: UUID) -> tuple[str, Facts]:
     project, to = console.options.project, console.options.repo
     routing.set_project_route(tx, org_id=org_id, workspace_id=workspace_id, project=project, repo=to)
-    return f"project {project} goes to {to}"
+    return f"project {project} goes to {to}", {"project": project, "repo": to}
 
 
-def _remove_project(console: Console, tx: Tx, org_id: UUID, workspace_id: UUID) -> str:
+def _remove_project(console: Console, tx: Tx, org_id: UUID, workspace_id: UUID) -> tuple[str, Facts]:
     project = console.options.project
     if not routing.remove_project_route(tx, org_id=org_id, workspace_id=workspace_id, project=project):
         known = [
@@ -201,7 +207,7 @@ def _remove_project(console: Console, tx: Tx, org_id: UUID, workspace_id: UUID) 
             for row in route_views.project_routes(tx, org_id=org_id, workspace_id=workspace_id, limit=50)
         ]
         raise _no_route(f"project {project}", known)
-    return f"route of project {project} removed"
+    return f"route of project {project} removed", {"project": project}
 
 
 def _no_route(what: str, known: Sequence[str]) -> NotFound:

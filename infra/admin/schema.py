@@ -9,7 +9,10 @@ from infra.admin.console import Console
 def add_to(commands: Group) -> None:
     """Adds the command."""
     commands.command(
-        "migrate", run, "apply the migrations that are missing; safe to run again, and twice at once"
+        "migrate",
+        run,
+        "apply the migrations that are missing; safe to run again, and twice at once",
+        of_everything=True,
     )
 
 

@@ -17,10 +17,9 @@ from shared.errors import Conflict, InvalidRequest
 def add_to(commands: Group) -> None:
     """Adds the commands."""
     org = commands.group("org", "organizations: the tenants")
-    org.command("create", create_organization, "make an organization").takes(
-        "name", type=name, metavar="NAME"
-    )
-    org.command("list", list_organizations, "all organizations").limited()
+    create = org.command("create", create_organization, "make an organization", of_everything=True)
+    create.takes("name", type=name, metavar="NAME")
+    org.command("list", list_organizations, "all organizations", of_everything=True).limited()
 
     workspace = commands.group("workspace", "connected Linear workspaces and their secrets")
     connect = workspace.command(
@@ -59,7 +58,10 @@ def add_to(commands: Group) -> None:
     token.secret("token", "the token", default="-")
 
     commands.command(
-        "reencrypt", reencrypt, "seal all stored secrets with the first key of BRIDGE_ENCRYPTION_KEY"
+        "reencrypt",
+        reencrypt,
+        "seal all stored secrets with the first key of BRIDGE_ENCRYPTION_KEY",
+        of_everything=True,
     )
 
 

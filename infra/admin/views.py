@@ -159,6 +159,15 @@ def tokens(tx: Tx, *, org_id: UUID, limit: int) -> list[Token]:
     return [Token(*row) for row in tx.all(TOKENS, org_id=org_id, limit=limit)]
 
 
+EXPIRY = sql("select expires_at from orchestrator_tokens where org_id = :org_id and id = :token_id")
+
+
+def expiry_of_token(tx: Tx, *, org_id: UUID, token_id: UUID) -> datetime | None:
+    """When the token ends by itself; None: never."""
+    row = tx.first(EXPIRY, org_id=org_id, token_id=token_id)
+    return None if row is None else row[0]
+
+
 class Row(NamedTuple):
     """A queue row. `state`: claimed, waiting (could be claimed now) or backing off; ages in seconds."""
 

@@ -43,7 +43,9 @@ def add_to(commands: Group) -> None:
         metavar="TEXT",
         help="kept in the session's history",
     )
-    commands.command("sweep", sweep, "one tick of recovery, as the scheduler does every minute")
+    commands.command(
+        "sweep", sweep, "one tick of recovery, as the scheduler does every minute", of_everything=True
+    )
 
 
 def list_queue(console: Console) -> int:

@@ -293,6 +293,25 @@ def test_an_unknown_name_is_answered_with_those_that_exist(dispatchctl: Run, con
     assert dispatchctl("org", "create", "acme").code == 1
 
 
+def test_what_works_on_all_organizations_takes_no_org_and_says_so(dispatchctl: Run, connected: UUID) -> None:
+    for words in (
+        ("migrate",),
+        ("doctor",),
+        ("sweep",),
+        ("reencrypt",),
+        ("org", "list"),
+        ("org", "create", "quartz"),
+        ("listen", "on"),
+    ):
+        for given in (("--org", "nope", *words), (*words, "--org", "acme")):
+            answer = dispatchctl(*given)
+            assert (answer.code, answer.out) == (2, ""), given
+            assert "this works on all organizations: it takes no --org\nusage:" in answer.err
+        assert "--org" not in dispatchctl(*words, "--help").out
+    assert [row["name"] for row in dispatchctl("org", "list", "--json").json] == ["acme"]
+    assert "--org" in dispatchctl("token", "list", "--help").out
+
+
 # -- secrets ------------------------------------------------------------------------------------------------------------
 
 
@@ -459,6 +478,49 @@ def test_a_token_given_instead_of_its_id_is_not_repeated(dispatchctl: Run) -> No
         assert token not in answer.out + answer.err
 
 
+def test_a_token_is_named_by_as_much_of_its_beginning_as_names_only_one(
+    dispatchctl: Run, engine: Engine
+) -> None:
+    dispatchctl("org", "create", "acme")
+    none = dispatchctl("token", "revoke", "dp_orch_")
+    assert (none.code, none.err.splitlines()[0]) == (
+        2,
+        'every token begins with "dp_orch_", give the id of one: there is none',
+    )
+    ids = {
+        prefix: dispatchctl("token", "mint", "--label", prefix, "--json").json["id"]
+        for prefix in ("dp_orch_abcd", "dp_orch_abxy")
+    }
+    with transaction(engine, OPERATOR) as tx:
+        for prefix, token_id in ids.items():
+            tx.run(
+                sql("update orchestrator_tokens set prefix = :prefix where id = :id"),
+                prefix=prefix,
+                id=token_id,
+            )
+    for wanted, code in (("dp_orch_", 2), ("dp_orch_ab", 1), ("dp_orch_zz", 1), ("dp", 1)):
+        answer = dispatchctl("token", "revoke", wanted)
+        assert answer.code == code
+        assert f'"{wanted}"' in answer.err
+        for prefix, token_id in ids.items():
+            assert f"{prefix} {token_id} ({prefix}) active" in answer.err
+    answer = dispatchctl("token", "revoke", "dp_orch_abc")
+    assert answer.out == (
+        f"token dp_orch_abcd {ids['dp_orch_abcd']} (dp_orch_abcd) is revoked: its next request is refused\n"
+    )
+    statuses = {row["id"]: row["status"] for row in dispatchctl("token", "list", "--json").json}
+    assert statuses == {ids["dp_orch_abcd"]: "revoked", ids["dp_orch_abxy"]: "active"}
+
+
+def test_a_tokens_end_is_said_when_it_is_made(dispatchctl: Run) -> None:
+    dispatchctl("org", "create", "acme")
+    assert "it does not expire" in dispatchctl("token", "mint").err
+    made = dispatchctl("token", "mint", "--expires-days", "30")
+    (row,) = (row for row in dispatchctl("token", "list", "--json").json if row["expires_at"])
+    assert f"it expires {row['expires_at'][:19].replace('T', ' ')} UTC" in made.err
+    assert dispatchctl("token", "mint", "--json").json["expires_at"] is None
+
+
 def test_a_token_can_be_revoked_by_its_id_and_an_unknown_one_is_not_found(dispatchctl: Run) -> None:
     dispatchctl("org", "create", "acme")
     token_id = dispatchctl("token", "mint", "--json").json["id"]
@@ -514,6 +576,22 @@ def test_a_team_route_keeps_what_is_not_named(dispatchctl: Run, connected: UUID)
     assert dispatchctl("team-route", "list", "--json").json[0]["auto_dispatch"] is True
     assert dispatchctl("team-route", "remove", "team-1").code == 0
     assert dispatchctl("team-route", "remove", "team-1").code == 1
+
+
+def test_setting_a_route_says_what_holds_now_and_refuses_to_be_told_both(
+    dispatchctl: Run, connected: UUID
+) -> None:
+    both = dispatchctl("team-route", "set", "team-1", "--auto-dispatch", "--no-auto-dispatch")
+    assert (both.code, both.out) == (2, "")
+    assert "not allowed with" in both.err
+    assert dispatchctl("team-route", "list", "--json").json == []
+    dispatchctl("team-route", "set", "team-1", "--key", "PAY", "--no-auto-dispatch")
+    said = dispatchctl("team-route", "set", "team-1", "--repo", "acme/pay")
+    assert said.out == "linear: team team-1 (PAY): default repo acme/pay, auto-dispatch off\n"
+    facts = dispatchctl("team-route", "set", "team-1", "--auto-dispatch", "--json").json
+    assert (facts["default_repo"], facts["auto_dispatch"]) == ("acme/pay", True)
+    said = dispatchctl("label-route", "set", "Backend", "--team", "team-1", "--repo", "acme/api")
+    assert said.out == "linear: label Backend of team team-1 goes to acme/api\n"
 
 
 def test_a_label_is_named_by_its_id_or_by_its_name_in_a_team(dispatchctl: Run, connected: UUID) -> None:
