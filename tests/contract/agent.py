@@ -25,6 +25,7 @@ def record(*words: object) -> None:
 
 
 def main() -> int:
+    record("started")
     message = json.loads(sys.stdin.readline())
     assert message == json.loads(Path(os.environ["DISPATCH_MESSAGE_FILE"]).read_text())
     what, _, rest = message["title"].partition(" ")
