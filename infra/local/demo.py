@@ -6,20 +6,23 @@ Waits are on the state of the database, never on time that has to be guessed; th
 from __future__ import annotations
 
 import os
+import shlex
 import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 from uuid import UUID
 
 from sqlalchemy import Engine
 
 from infra.local import linear
+from infra.local.seed import REPO
 from infra.local.stack import ROOT, Cron, Stack, running
 from shared import session_history
 from shared.db import OPERATOR, engine_for, sql, transaction
@@ -34,12 +37,25 @@ IMPATIENT = {
     "DISPATCH_REROUTE_AFTER_SECONDS": "3",
     "LOG_LEVEL": "INFO",
 }
+# What a coding agent does, as the orchestrator sees it. The one that hangs ends when its orchestrator is gone, so that nothing is left.
+AGENTS = {
+    "complete": """echo '::progress 40 reading the code'
+        echo '{"prUrl": "https://github.com/quartz/payments/pull/7", "summary": "Rounds the last part."}'""",
+    "hang": "echo '::progress 40 reading the code'; while kill -0 $PPID 2>/dev/null; do sleep 0.2; done",
+    "fail": """echo '{"errorMessage": "the tests do not pass"}'; exit 75""",
+}
 BY_IDENTIFIER = sql(
     "select id from dispatch_sessions where org_id = :org_id and linear_identifier = :identifier"
 )
 VIOLATIONS = sql("select violation, session_id from dispatch_invariants")
 NAMES = sql("select id, name from orchestrators where org_id = :org_id")
 START = time.monotonic()
+
+
+def _indented(name: str, output: IO[bytes]) -> None:
+    """Shows what an orchestrator says below the story."""
+    for line in output:
+        print(f"          {name}: {line.decode(errors='replace').split(' ', 1)[-1].rstrip()}", flush=True)
 
 
 def say(text: str) -> None:
@@ -50,18 +66,29 @@ def say(text: str) -> None:
 class Story:
     """What the demo's three parts share: the stack, its database, and the machines that are running."""
 
-    def __init__(self, stack: Stack, engine: Engine) -> None:
-        self.stack, self.engine = stack, engine
+    def __init__(self, stack: Stack, engine: Engine, folder: Path) -> None:
+        self.stack, self.engine, self.folder = stack, engine, folder
         self.org_id = UUID(stack.demo.org_id)
 
     @contextmanager
     def machine(self, name: str, behaviour: str) -> Iterator[subprocess.Popen[bytes]]:
-        """A machine in a process of its own; killed at the end, which for the hanging one is the point."""
+        """An orchestrator in a process of its own; killed at the end, which for the one that hangs is the point."""
         process = subprocess.Popen(
-            [sys.executable, "-m", "infra.local.demo_machine", self.stack.url, name, behaviour],
+            [sys.executable, "-m", "orchestrator", "connect", "--name", name],
             cwd=ROOT,
-            env={**os.environ, "DEMO_TOKEN": self.stack.demo.tokens[name]},
+            env={
+                "PATH": os.environ["PATH"],
+                "ORCHESTRATOR_URL": self.stack.url,
+                "ORCHESTRATOR_TOKEN": self.stack.demo.tokens[name],
+                "ORCHESTRATOR_REPOS": REPO,
+                "ORCHESTRATOR_EXEC": shlex.join(["sh", "-c", AGENTS[behaviour]]),
+                "ORCHESTRATOR_STATE": str(self.folder / f"{name}-{behaviour}"),
+            },
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
         )
+        assert process.stdout is not None
+        threading.Thread(target=_indented, args=(name, process.stdout), daemon=True).start()
         try:
             self.until(f"{name} to register", lambda: name in self.names().values())
             yield process
@@ -180,7 +207,7 @@ def main() -> None:
             engine = engine_for(Settings.from_environment(stack.environment))
             try:
                 with Cron(stack, every=1):
-                    tell(Story(stack, engine))
+                    tell(Story(stack, engine, data))
                 with transaction(engine, OPERATOR) as tx:
                     violations = tx.all(VIOLATIONS)
             finally:
