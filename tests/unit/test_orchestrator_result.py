@@ -66,6 +66,7 @@ def test_the_last_object_is_found_on_one_line_or_several_whatever_is_around_it(
 
 
 def test_of_several_the_last_counts() -> None:
+    assert last_object('{"a": 1}\n \t{"b": 2}\n') == {"b": 2}
     assert last_object('{"a": 1}\n{"b": 2}\n') == {"b": 2}
     assert last_object(f'{json.dumps(NESTED, indent=2)}\n{{"b": 2}}') == {"b": 2}
     assert last_object(f'{{"b": 2}}\n{json.dumps(NESTED, indent=2)}') == NESTED

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from orchestrator.wire import REQUIRED, Message, Unreadable, number
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def fields(**others: Any) -> dict[str, Any]:
@@ -18,6 +22,11 @@ def refusal(value: Any) -> str:
     with pytest.raises(Unreadable) as refused:
         Message.read(value)
     return str(refused.value)
+
+
+def test_what_is_required_is_what_the_protocol_says() -> None:
+    (always,) = re.findall(r"^Always: `([^`]+)`", (ROOT / "docs/protocol.md").read_text(), re.MULTILINE)
+    assert tuple(always.split()) == REQUIRED
 
 
 @pytest.mark.parametrize("name", REQUIRED)
