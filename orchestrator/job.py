@@ -109,7 +109,8 @@ class Job:
         try:
             pid = await run.start(self._message, self._held.attempt)
         except OSError as error:
-            return self._failed(f"the agent cannot be started: {error.strerror or error}")
+            # That is this machine's fault, not the work's: another attempt, here or elsewhere, may do it.
+            return Release(f"the agent cannot be started: {error.strerror or error}")
         self._desk.journal.started(self._held.queue_id, pid, processes.birth(pid))
         self._run = run
         run.let_go()

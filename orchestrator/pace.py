@@ -22,11 +22,18 @@ class Pace:
         self._delay = 0.0
         self._failures = 0
         self._hurry = asyncio.Event()
+        self.untold = UNTOLD_SECONDS
+        """What stands for the hint of a server that gives none; more while a transport hears of changes by itself."""
+
+    @property
+    def failing(self) -> bool:
+        """Whether the last look was not answered: whoever else says that there is something, the server is left alone until it is due."""
+        return self._failures > 0
 
     def looked(self, *, found: bool, poll_after: float | None) -> None:
         """A look was answered. `poll_after`: the server's hint in seconds."""
         self._failures = 0
-        wanted = UNTOLD_SECONDS if poll_after is None else min(poll_after, LONGEST_SECONDS)
+        wanted = self.untold if poll_after is None else min(poll_after, LONGEST_SECONDS)
         self._delay = 0.0 if found else wanted * random.uniform(1, 1.1)  # noqa: S311 - spreads load, guards nothing
 
     def failed(self, retry_after: float | None) -> None:
