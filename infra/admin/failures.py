@@ -46,8 +46,6 @@ def explained(error: Exception, settings: Settings | None) -> str:
     Args:
         settings: None while they are not known yet.
     """
-    if isinstance(error, DatabaseUnavailable) and settings is not None:
-        return f"{_where(settings)}: {error.message}"
     if isinstance(error, DispatchError):
         return error.message
     if isinstance(error, (SQLAlchemyError, OSError)) and settings is not None:
@@ -56,27 +54,32 @@ def explained(error: Exception, settings: Settings | None) -> str:
     return f"an error that should not happen: {type(error).__name__} at {Path(frame.filename).name}:{frame.lineno}; please report it"
 
 
-def _of_the_database(error: Exception, settings: Settings) -> str:
-    code = error_code(error)
-    cause = getattr(error, "orig", None) or error
-    details = cause.args[0] if cause.args and isinstance(cause.args[0], dict) else {}
-    reason = details.get("M") or _network_reason(cause)
-    if is_unreachable(error):
-        return f"the database at {_where(settings)} cannot be used: {reason}"
-    if code in _OLD_SCHEMA:
-        return f"the database's schema is missing or older than migration {SCHEMA_REVISION}: run `migrate` ({reason})"
-    if not isinstance(error, DBAPIError):
-        return f"the database at {_where(settings)}: {type(error).__name__}"
-    return f"the database refused this: {reason} ({code})"
+def cannot_be_used(database_url: str, reason: str) -> str:
+    """The sentence for a database that answers nothing, whoever finds out."""
+    return f"the database at {_where(database_url)} cannot be used: {reason}"
 
 
-def _network_reason(cause: BaseException) -> str:
+def network_reason(cause: BaseException) -> str:
     """The innermost cause says what the network did; the outer ones say that it failed."""
     while cause.__cause__ is not None:
         cause = cause.__cause__
     return (cause.strerror if isinstance(cause, OSError) else None) or str(cause) or type(cause).__name__
 
 
-def _where(settings: Settings) -> str:
-    url = make_url(settings.database_url.get_secret_value())
+def _of_the_database(error: Exception, settings: Settings) -> str:
+    code = error_code(error)
+    cause = getattr(error, "orig", None) or error
+    details = cause.args[0] if cause.args and isinstance(cause.args[0], dict) else {}
+    reason = details.get("M") or network_reason(cause)
+    if is_unreachable(error):
+        return cannot_be_used(settings.database_url.get_secret_value(), reason)
+    if code in _OLD_SCHEMA:
+        return f"the database's schema is missing or older than migration {SCHEMA_REVISION}: run `migrate` ({reason})"
+    if not isinstance(error, DBAPIError):
+        return f"the database at {_where(settings.database_url.get_secret_value())}: {type(error).__name__}"
+    return f"the database refused this: {reason} ({code})"
+
+
+def _where(database_url: str) -> str:
+    url = make_url(database_url)
     return f"{url.host}:{url.port or 5432}"

@@ -18,6 +18,7 @@ from sqlalchemy.engine import make_url
 from sqlalchemy.exc import DBAPIError
 
 import shared
+from infra.admin.failures import cannot_be_used, network_reason
 from shared.errors import Conflict, DatabaseUnavailable, DispatchError
 
 Tls = Literal["verify", "off"]
@@ -82,19 +83,19 @@ def _connected(database_url: str, tls: Tls, ca_file: str | None) -> Iterator[Con
         with engine.begin() as connection:
             yield connection
     except DBAPIError as error:
-        raise _in_our_words(error) from error
+        raise _in_our_words(error, database_url) from error
 
 
-def _in_our_words(error: DBAPIError) -> DispatchError:
+def _in_our_words(error: DBAPIError, database_url: str) -> DispatchError:
     detail: Any = error.orig.args[0] if error.orig is not None and error.orig.args else None
     if not isinstance(detail, dict):
-        return DatabaseUnavailable(f"the database cannot be reached: {detail}")
+        return DatabaseUnavailable(cannot_be_used(database_url, network_reason(error.orig or error)))
     code, message = detail.get("C", ""), detail.get("M", "")
     if code == "55P03":
         return DatabaseUnavailable("a table that has to change is in use; nothing was changed, try again")
     # Class 08: connection; 28: credentials; 3D: no such database; 53, 57: the server gave up.
     if code[:2] in {"08", "28", "3D", "53", "57"}:
-        return DatabaseUnavailable(f"the database cannot be used: {message} ({code})")
+        return DatabaseUnavailable(cannot_be_used(database_url, message))
     return Conflict(
         f"what is already in the database contradicts this migration; nothing was changed: {message} ({code})"
     )

@@ -206,6 +206,8 @@ class LocalPostgres:
             **self._options,
         }
         log = cluster.with_name("server.log")
+        log.touch()
+        log.chmod(0o600)  # statements stand in it, with their values
         with log.open("wb") as output:
             self._process = subprocess.Popen(
                 [

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import json
 import secrets
-from dataclasses import asdict, dataclass
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from uuid import UUID
 
 from sqlalchemy import Engine
 
 from shared import orchestrators
 from shared.crypto import KeyRing
-from shared.db import OPERATOR, sql, transaction
-from shared.ids import new_id
+from shared.db import OPERATOR, Tx, sql, transaction
+from shared.ids import new_id, token_hash
 from shared.settings import Settings
 
 LINEAR_ORGANIZATION = "9d62b5b1-b138-49e2-882f-8c502d869d12"
@@ -30,7 +32,14 @@ class Demo:
     tokens: dict[str, str]
 
 
-KNOWN = sql("select exists (select from organizations where id = cast(:org_id as uuid))")
+SECRET = sql("""
+    select webhook_secret from workspaces where org_id = cast(:org_id as uuid) and linear_organization_id = :linear
+""")
+VALID = sql("""
+    select exists (select from orchestrator_tokens
+                    where org_id = cast(:org_id as uuid) and token_hash = :token_hash and revoked_at is null
+                      and (expires_at is null or expires_at > now()))
+""")
 ORGANIZATION = sql("insert into organizations (id, name) values (:org_id, 'Quartzworks (demo)')")
 WORKSPACE = sql("""
     insert into workspaces (org_id, id, linear_organization_id, name, app_user_id, webhook_secret)
@@ -42,13 +51,21 @@ TEAM_ROUTE = sql("""
 """)
 
 
-def seed(engine: Engine, settings: Settings, kept: Path) -> Demo:
-    """Makes the demo organization once; later starts find it, and its secrets in the file `kept` (mode 0600)."""
+def seed(engine: Engine, settings: Settings, kept: Path, *, say: Callable[[str], None] = print) -> Demo:
+    """Makes the demo organization once; later starts find it, and its secrets in the file `kept` (mode 0600).
+
+    What the operator has revoked or rotated since is replaced in that file: what it holds is valid.
+    """
+    keys = KeyRing.of(settings)
     with transaction(engine, OPERATOR) as tx:
         if kept.exists():
             demo = Demo(**json.loads(kept.read_text()))
-            row = tx.first(KNOWN, org_id=demo.org_id)
-            if row is not None and row[0]:
+            row = tx.first(SECRET, org_id=demo.org_id, linear=LINEAR_ORGANIZATION)
+            if row is not None:
+                demo = replace(
+                    demo, webhook_secret=keys.open(row[0]), tokens=_valid(tx, demo.org_id, demo.tokens, say)
+                )
+                _keep(demo, kept)
                 return demo
         org_id, workspace_id, webhook_secret = new_id(), new_id(), "lin_wh_" + secrets.token_urlsafe(24)
         tx.run(ORGANIZATION, org_id=org_id)
@@ -58,13 +75,30 @@ def seed(engine: Engine, settings: Settings, kept: Path) -> Demo:
             workspace_id=workspace_id,
             linear=LINEAR_ORGANIZATION,
             app_user=APP_USER,
-            secret=KeyRing.of(settings).seal(webhook_secret),
+            secret=keys.seal(webhook_secret),
         )
         tx.run(TEAM_ROUTE, org_id=org_id, workspace_id=workspace_id, team=TEAM, repo=REPO)
         tokens = {
             name: orchestrators.mint_token(tx, org_id=org_id, label=name)[1] for name in ("laptop", "desktop")
         }
         demo = Demo(str(org_id), webhook_secret, tokens)
-        kept.touch(mode=0o600)
-        kept.write_text(json.dumps(asdict(demo)))
+        _keep(demo, kept)
     return demo
+
+
+def _valid(tx: Tx, org_id: str, tokens: dict[str, str], say: Callable[[str], None]) -> dict[str, str]:
+    """The machines' tokens, with a new one for each that has been revoked."""
+    valid = {}
+    for name, token in tokens.items():
+        row = tx.first(VALID, org_id=org_id, token_hash=token_hash(token))
+        if row is not None and row[0]:
+            valid[name] = token
+        else:
+            _, valid[name] = orchestrators.mint_token(tx, org_id=UUID(org_id), label=name)
+            say(f"demo: the token of {name} was not valid any more; here is a new one")
+    return valid
+
+
+def _keep(demo: Demo, kept: Path) -> None:
+    kept.touch(mode=0o600)
+    kept.write_text(json.dumps(asdict(demo)))

@@ -22,12 +22,15 @@ from pathlib import Path
 from typing import Any, Self
 
 import httpx
+from sqlalchemy.exc import SQLAlchemyError
 
 from infra.admin import listen
+from infra.admin.failures import explained
 from infra.admin.migrate import migrate
 from infra.local.postgres import LocalPostgres, find_binaries
 from infra.local.seed import Demo, seed
 from shared.db import OPERATOR, engine_for, transaction
+from shared.errors import Conflict, DatabaseUnavailable
 from shared.settings import Settings
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -80,11 +83,10 @@ def running(
             say("database: the one that DATABASE_URL names")
         else:
             say("database: starting the embedded Postgres")
-            postgres = stack.enter_context(
-                LocalPostgres(data / "postgres", binaries=find_binaries(os.environ))
-            )
-            url = postgres.create_database("dispatch")
+            url = stack.enter_context(_embedded(data / "postgres")).create_database("dispatch")
             listens = {"DATABASE_LISTEN_URL": url, "LISTEN_MAX_WAITERS": "8"}
+        port = port or free_port()
+        _must_be_free(port)
         environment = {
             **_secrets_of(data),
             "DATABASE_URL": url,
@@ -94,20 +96,59 @@ def running(
             **(overrides or {}),
         }
         settings = Settings.from_environment(environment)
-        applied = migrate(url, tls=settings.database_tls)
-        say(f"schema: {'applied ' + ', '.join(applied) if applied else 'up to date'}")
-        engine = engine_for(settings)
-        try:
-            if listens:
-                with transaction(engine, OPERATOR) as tx:
-                    listen.set_to(tx, wanted=True)
-            demo = seed(engine, settings, data / "demo.json")
-        finally:
-            engine.dispose()
-        port = port or free_port()
+        with _its_failure_explained(settings, embedded=bool(listens)):
+            demo = _prepared(settings, data / "demo.json", listens=bool(listens), say=say)
         say(f"functions: starting on http://{HOST}:{port}")
         stack.enter_context(_serving(environment, port, log))
         yield Stack(f"http://{HOST}:{port}", environment, demo)
+
+
+@contextmanager
+def _embedded(folder: Path) -> Iterator[LocalPostgres]:
+    server = LocalPostgres(folder, binaries=find_binaries(os.environ))
+    try:
+        server.start()
+    except Conflict as error:
+        raise Conflict(f"{error.message}, e.g. `make serve DATA=.local2 PORT=8081`") from None
+    try:
+        yield server
+    finally:
+        server.stop()
+
+
+def _must_be_free(port: int) -> None:
+    """Otherwise whoever else listens there would be taken for our functions."""
+    try:
+        socket.create_server((HOST, port)).close()
+    except OSError as error:
+        raise Conflict(
+            f"port {port} of {HOST} cannot be used: {os.strerror(error.errno or 0)}; "
+            "take another one, e.g. `make serve PORT=8081`, or any that is free, PORT=0"
+        ) from None
+
+
+def _prepared(settings: Settings, kept: Path, *, listens: bool, say: Callable[[str], None]) -> Demo:
+    """Migrates and seeds the database."""
+    applied = migrate(settings.database_url.get_secret_value(), tls=settings.database_tls)
+    say(f"schema: {'applied ' + ', '.join(applied) if applied else 'up to date'}")
+    engine = engine_for(settings)
+    try:
+        if listens:
+            with transaction(engine, OPERATOR) as tx:
+                listen.set_to(tx, wanted=True)
+        return seed(engine, settings, kept, say=say)
+    finally:
+        engine.dispose()
+
+
+@contextmanager
+def _its_failure_explained(settings: Settings, *, embedded: bool) -> Iterator[None]:
+    """One sentence for whatever the database refuses, and what to do if it is one that a shell's DATABASE_URL has named."""
+    try:
+        yield
+    except (DatabaseUnavailable, SQLAlchemyError) as error:
+        way_out = "" if embedded else "; unset DATABASE_URL to use the embedded Postgres"
+        raise DatabaseUnavailable(explained(error, settings) + way_out) from error
 
 
 def _secrets_of(data: Path) -> dict[str, str]:

@@ -184,7 +184,7 @@ def test_a_database_that_is_down_is_named_by_host_and_port_without_its_password(
         answer = process(down, *words)
         said = answer.out + answer.err
         assert answer.code == 3
-        assert "127.0.0.1:1" in said
+        assert "the database at 127.0.0.1:1 cannot be used: Connection refused" in said
         assert "geheim" not in said
         assert "Traceback" not in said
 

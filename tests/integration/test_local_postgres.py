@@ -90,9 +90,10 @@ def test_data_and_password_are_still_there_at_the_next_start(folder: Path) -> No
         assert make_url(again.url()).password == make_url(first).password
 
 
-def test_the_password_is_required_and_for_nobody_elses_eyes(folder: Path) -> None:
+def test_the_password_is_required_and_it_and_the_log_are_for_nobody_elses_eyes(folder: Path) -> None:
     with server_in(folder) as server:
-        assert (folder / "password").stat().st_mode & 0o777 == 0o600
+        for secret in ("password", "server.log"):
+            assert (folder / secret).stat().st_mode & 0o777 == 0o600
         wrong = make_url(server.url("postgres")).set(password="guess").render_as_string(hide_password=False)
         with pytest.raises(pg8000.exceptions.DatabaseError, match="28P01"):
             answer(wrong, "select 1")
