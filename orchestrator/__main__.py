@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -57,6 +58,9 @@ def parser() -> argparse.ArgumentParser:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command; returns the exit code."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # a terminal without Unicode is no reason to end
     given: dict[str, Any] = vars(parser().parse_args(arguments))
     command, file = given["command"], given["config"] or os.environ.get(PREFIX + "CONFIG")
     path = Path(file).expanduser() if file else None

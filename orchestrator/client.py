@@ -15,11 +15,21 @@ from urllib.parse import urlsplit
 
 import httpx
 
-from orchestrator.wire import Claim, Completion, Held, Message, News, Polled, Registration, Unreadable, number
+from orchestrator.wire import (
+    PATH_SAFE,
+    Claim,
+    Completion,
+    Held,
+    Message,
+    News,
+    Polled,
+    Registration,
+    Unreadable,
+    number,
+)
 
 CONNECT_SECONDS: Final = 10.0
 ANSWER_SECONDS: Final = 20.0
-LOCAL: Final = frozenset({"localhost", "127.0.0.1", "::1"})
 
 
 class TokenRefused(Exception):
@@ -84,8 +94,8 @@ class Client:
         body = {"name": name, "repos": repos, "maxConcurrentJobs": max_jobs}
         answer = await self._ask("POST", "/api/orchestrators/register", body)
         orchestrator_id = answer.get("orchestratorId")
-        if not isinstance(orchestrator_id, str):
-            raise Unreadable("orchestratorId: is missing")
+        if not isinstance(orchestrator_id, str) or not PATH_SAFE.fullmatch(orchestrator_id):
+            raise Unreadable("orchestratorId: is no id")
         realtime = answer.get("realtime")
         return Registration(orchestrator_id, realtime if isinstance(realtime, dict) else None)
 

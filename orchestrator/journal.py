@@ -61,15 +61,13 @@ class Journal:
         """Raises Busy when another process has it open."""
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+        if not _locked(self._lock):
             owner = os.pread(self._lock, 20, 0).decode(errors="replace").strip()
             os.close(self._lock)
             raise Busy(
                 f"another orchestrator (process {owner or 'unknown'}) runs with the state folder {folder}; give this one its own"
                 " with --state"
-            ) from None
+            )
         os.ftruncate(self._lock, 0)
         os.pwrite(self._lock, str(os.getpid()).encode(), 0)
         self._db = _open(folder / "journal.db")
@@ -114,6 +112,18 @@ class Journal:
         """Lets go of the folder."""
         self._db.close()
         os.close(self._lock)
+
+
+def _locked(descriptor: int) -> bool:
+    """Takes the lock. `status`, which looks whether it is free, may have it for a moment."""
+    for _ in range(3):
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            time.sleep(0.05)
+        else:
+            return True
+    return False
 
 
 def look_into(folder: Path) -> tuple[int | None, list[Entry]]:

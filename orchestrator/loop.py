@@ -17,7 +17,7 @@ from orchestrator import processes
 from orchestrator.client import ClaimLost, Client, NotRegistered, Refused, TokenRefused, TryLater
 from orchestrator.job import Desk, Job, deliver
 from orchestrator.journal import Entry, Journal
-from orchestrator.pace import Pace
+from orchestrator.pace import SHORTEST_SECONDS, Pace
 from orchestrator.runner import Command
 from orchestrator.screen import Line
 from orchestrator.transports import Transport
@@ -328,7 +328,9 @@ class Orchestrator:
                 self._jobs[message.queue_id].halt("lost")  # it waits again: this machine's claim has expired
             elif message.queue_id not in self._tasks and len(self._tasks) < self._machine.max_jobs:
                 found = await self._claim(message) or found
-        self.pace.looked(found=found, poll_after=polled.poll_after)
+        # "At once" is right after a wait at the server, and this was none.
+        hint = polled.poll_after if polled.poll_after is None else max(polled.poll_after, SHORTEST_SECONDS)
+        self.pace.looked(found=found, poll_after=hint)
         return found
 
     async def _claim(self, message: Message) -> bool:

@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 from urllib.parse import urlsplit
 
+MOST_STARTS: Final = 200
+"""Of lines that could begin the object: an agent may print anything, and each is read to where it breaks."""
 LONGEST_TEXT: Final = 10_000
 LONGEST_NOTE: Final = 2_000
 LONGEST_URL: Final = 2_000
@@ -36,7 +38,8 @@ def progress_in(line: str) -> Progress | None:
 def last_object(text: str) -> Mapping[str, Any]:
     """The last JSON object that begins a line of `text`, on one line or several; empty when there is none."""
     decoder = json.JSONDecoder()
-    for start in reversed([found.start() for found in re.finditer(r"^[ \t]*\{", text, re.MULTILINE)]):
+    starts = [found.start() for found in re.finditer(r"^[ \t]*\{", text, re.MULTILINE)]
+    for start in reversed(starts[-MOST_STARTS:]):
         try:
             value, end = decoder.raw_decode(text, text.index("{", start))
         except (ValueError, RecursionError):

@@ -27,7 +27,7 @@ REQUIRED: Final = (
 )
 """The published protocol's required fields of a message: strings that are not empty."""
 
-_PATH_SAFE: Final = re.compile(r"(?!\.\.?$)[A-Za-z0-9._~-]{1,200}")
+PATH_SAFE: Final = re.compile(r"(?!\.\.?$)[A-Za-z0-9._~-]{1,200}")
 
 
 class Unreadable(Exception):
@@ -54,7 +54,7 @@ class Message:
             if not isinstance(value.get(name), str) or not value[name]:
                 raise Unreadable(f"message.{name}: is not a string with something in it")
         for name in ("queueId", "sessionId"):
-            if not _PATH_SAFE.fullmatch(value[name]):
+            if not PATH_SAFE.fullmatch(value[name]):
                 raise Unreadable(f"message.{name}: is not an id")
         return cls(
             value,

@@ -57,7 +57,9 @@ class Owner:
         mine = machine or self.machine
         with transaction(self.engine, OPERATOR) as tx:
             session_id = a_session(tx, self.tenant, mine)
-            message = a_message(title, workspaceId=str(self.tenant.workspace_id))
+            message = a_message(
+                title, workspaceId=str(self.tenant.workspace_id), url="https://linear.app/acme/issue/PAY-1"
+            )
             queue_id = dispatch_queue.enqueue_dispatch(
                 tx, org_id=self.tenant.org_id, orchestrator_id=mine.id, session_id=session_id, message=message
             )
@@ -111,7 +113,8 @@ def test_no_token_and_no_variable_that_was_not_named_reaches_the_agent(owner: Ow
     with owner.program("--env", "NAMED", NAMED="1", SECRET_OF_THE_OWNER="2") as program:
         [noted] = program.until_noted("variables")
     seen = set(noted.rest.split())
-    assert {"NAMED", "PATH", "HOME", "DISPATCH_ID", "DISPATCH_ATTEMPT", "DISPATCH_SESSION_ID"} <= seen
+    told = "ID ATTEMPT SESSION_ID ISSUE ISSUE_URL REPO MESSAGE_FILE PROMPT_FILE"
+    assert {"NAMED", "PATH", "HOME", *(f"DISPATCH_{name}" for name in told.split())} <= seen
     assert not [name for name in seen if name.startswith("ORCHESTRATOR_") or name == "SECRET_OF_THE_OWNER"]
     everything = "\n".join(program.lines) + "".join(
         path.read_text()

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from infra.admin.configuration import markdown
+from orchestrator.options import OPTIONS, PREFIX
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [
@@ -42,9 +43,18 @@ def test_every_link_of_a_page_leads_somewhere(page: Path) -> None:
             assert (page.parent / target).exists(), target
 
 
+# What tests/contract/test_orchestrator.py finds in an agent's environment.
+GIVEN_TO_AN_AGENT = {
+    f"DISPATCH_{name}"
+    for name in ("ID", "ATTEMPT", "SESSION_ID", "ISSUE", "ISSUE_URL", "REPO", "MESSAGE_FILE", "PROMPT_FILE")
+}
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_every_variable_that_a_page_names_is_a_setting(page: Path) -> None:
     known = set(re.findall(r"`([A-Z_]+)`", markdown()))
+    if page.name == "orchestrator.md":
+        known = {PREFIX + name.upper() for name in OPTIONS} | GIVEN_TO_AN_AGENT
     prefixes = (
         "DATABASE_",
         "DISPATCH_",

@@ -384,7 +384,7 @@ def test_nothing_is_fine_where_nothing_is_expected_and_else_named() -> None:
     assert type(server.refusal()) is Unreadable
     assert (
         str(server.refusal(lambda client: client.register(name="n", repos=[], max_jobs=1)))
-        == "orchestratorId: is missing"
+        == "orchestratorId: is no id"
     )
     assert str(server.refusal(lambda client: client.claim("q"))) == "message: is not an object"
 
