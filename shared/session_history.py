@@ -125,11 +125,16 @@ def session_once_claimed(tx: Tx, *, org_id: UUID, queue_id: UUID, orchestrator_i
 
 
 class Listed(NamedTuple):
-    """A session in a list. `attempts`: how often it was claimed since it was last enqueued; ages in seconds, by the database's clock."""
+    """A session in a list. `attempts`: how often it was claimed since it was last enqueued; ages in seconds, by the database's clock.
+
+    `stop_requested`: its machine is to stop. `wanted_again`: what was stopped has been asked for again since.
+    """
 
     id: UUID
     linear_identifier: str
     status: str
+    stop_requested: bool
+    wanted_again: bool
     error_code: str | None
     repo: str | None
     orchestrator_id: UUID | None
@@ -146,8 +151,9 @@ class Listed(NamedTuple):
 # Newest first along the primary key, until `limit` rows have matched: a rare filter reads the organization's history once, at most.
 # The attempts of a row that is gone are those of the last queue row that was claimed.
 LISTED = sql("""
-    select s.id, s.linear_identifier, s.status, s.error_code, s.repo, s.orchestrator_id, o.name,
-           coalesce((select q.attempts from dispatch_queue q where q.org_id = s.org_id and q.session_id = s.id),
+    select s.id, s.linear_identifier, s.status, q.cancel_requested_at is not null, coalesce(q.wanted_again, false),
+           s.error_code, s.repo, s.orchestrator_id, o.name,
+           coalesce(q.attempts,
                     (select e.attempt from session_events e
                       where e.org_id = s.org_id and e.session_id = s.id and e.type = 'claimed' order by e.id desc limit 1), 0),
            s.progress_percent, cast(extract(epoch from now() - s.created_at) as double precision), s.created_at, s.ended_at,
@@ -159,6 +165,7 @@ LISTED = sql("""
                and (cast(:orchestrator_id as uuid) is null or orchestrator_id = cast(:orchestrator_id as uuid))
              order by id desc
              limit :limit) s
+      left join dispatch_queue q on q.org_id = s.org_id and q.session_id = s.id
       left join orchestrators o on o.org_id = s.org_id and o.id = s.orchestrator_id
      order by s.id desc
 """)

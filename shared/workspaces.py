@@ -5,12 +5,13 @@ Secrets arrive here sealed or are sealed here; nothing in this module returns on
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import NamedTuple
 from uuid import UUID
 
 from shared.crypto import KeyRing
 from shared.db import Tx, sql
-from shared.errors import Conflict
+from shared.errors import ConfigurationError, Conflict
 from shared.ids import new_id
 
 NEW_ORGANIZATION = sql("""
@@ -87,6 +88,9 @@ def set_linear_token(tx: Tx, keys: KeyRing, *, org_id: UUID, workspace_id: UUID,
     tx.run(SET_TOKEN, org_id=org_id, workspace_id=workspace_id, linear_token=keys.seal(linear_token))
 
 
+CURRENT = sql(
+    "select webhook_secret from workspaces where org_id = :org_id and id = :workspace_id for update"
+)
 # The guard refuses a second rotation on top of the first: it would forget the secret that Linear may still sign with.
 ROTATE = sql("""
     update workspaces set webhook_secret_previous = webhook_secret, webhook_secret = :webhook_secret
@@ -95,7 +99,14 @@ ROTATE = sql("""
 
 
 def rotate_secret(tx: Tx, keys: KeyRing, *, org_id: UUID, workspace_id: UUID, webhook_secret: str) -> bool:
-    """Begins a rotation: the new secret and the old one both verify. False when one is under way already: nothing changes."""
+    """Begins a rotation: the new secret and the old one both verify. False when one is under way already: nothing changes.
+
+    Raises Conflict when the new secret is the old one: `finish` would then end nothing.
+    """
+    row = tx.first(CURRENT, org_id=org_id, workspace_id=workspace_id)
+    with suppress(ConfigurationError):  # one that no key opens is no reason to keep it
+        if row is not None and keys.open(row[0]) == webhook_secret:
+            raise Conflict("that is the secret which is valid already: make a new one in Linear first")
     sealed = keys.seal(webhook_secret)
     return tx.run(ROTATE, org_id=org_id, workspace_id=workspace_id, webhook_secret=sealed) == 1
 

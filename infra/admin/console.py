@@ -3,22 +3,32 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NoReturn, TypeVar
+from typing import Any, Final, NamedTuple, NoReturn, TypeVar
 from uuid import UUID
 
 from sqlalchemy import Engine
 
 from infra.admin import views
-from infra.admin.output import Printer
+from infra.admin.output import Printer, duration
 from shared import session_history
 from shared.db import Tx
 from shared.errors import Conflict, InvalidRequest, NotFound
-from shared.session_history import Session
+from shared.session_history import Listed, Session
 from shared.settings import Settings
 
 Named = TypeVar("Named", views.Organization, views.Workspace, views.Machine)
+
+
+CANDIDATES: Final = 20  # as many as are named when it could be several
+
+
+class Meant(NamedTuple):
+    """Which of an issue's sessions a command is about, e.g. `what="open session"`."""
+
+    what: str
+    is_this: Callable[[Listed], bool]
 
 
 @dataclass(frozen=True)
@@ -55,28 +65,59 @@ class Console:
         )
         return _one_of(known, wanted, "orchestrator", "--machine")
 
-    def session(self, tx: Tx, org_id: UUID, wanted: str) -> Session:
-        """A session by its id, or the newest one of an issue by the issue's identifier.
+    def session(self, tx: Tx, wanted: str, *, meant: Meant | None = None) -> Session:
+        """A session by its id, of whichever organization unless `--org` names one; or one of an issue by the issue's identifier.
 
-        Raises NotFound (names the newest that exist), Conflict when two workspaces have an issue of that identifier.
+        Args:
+            meant: which of an issue's sessions the command is about; None: the newest.
+
+        Raises NotFound (names the newest that exist), Conflict that lists the sessions when it could be several.
         """
         session_id = _uuid(wanted)
+        org_id = self._organization_of(tx, session_id)
         if session_id is None:
-            found = session_history.listed(tx, org_id=org_id, identifier=wanted, limit=20)
-            candidates = [
-                session_history.get_session(tx, org_id=org_id, session_id=each.id) for each in found
-            ]
-            same = [each for each in candidates if each is not None]
-            if len({each.workspace_id for each in same}) > 1:
-                ids = ", ".join(f"{each.id} ({each.status})" for each in same)
-                raise Conflict(f"several workspaces have an issue {wanted}; name the session: {ids}")
-            session = same[0] if same else None
-        else:
-            session = session_history.get_session(tx, org_id=org_id, session_id=session_id)
-        if session is None:
+            session_id = _one_of_its_sessions(tx, org_id, wanted, meant)
+        session = session_id and session_history.get_session(tx, org_id=org_id, session_id=session_id)
+        if not session:
             newest = session_history.listed(tx, org_id=org_id, limit=5)
-            _nothing("session", wanted, [each.linear_identifier for each in newest], "the newest are")
+            _nothing(
+                "session",
+                wanted,
+                [each.linear_identifier for each in newest],
+                introduction="the newest are",
+                none="this organization has none",
+            )
         return session
+
+    def _organization_of(self, tx: Tx, session_id: UUID | None) -> UUID:
+        if session_id is not None and self.options.org is None:
+            owners = views.organizations_of_session(tx, session_id=session_id)
+            if len(owners) == 1:
+                return owners[0]
+        return self.organization(tx)
+
+
+def _one_of_its_sessions(tx: Tx, org_id: UUID, identifier: str, meant: Meant | None) -> UUID | None:
+    known = session_history.listed(tx, org_id=org_id, identifier=identifier, limit=1000)
+    if meant is None:
+        rows = [
+            session_history.get_session(tx, org_id=org_id, session_id=each.id) for each in known[:CANDIDATES]
+        ]
+        if len({row.workspace_id for row in rows if row is not None}) > 1:
+            raise Conflict(
+                f"several workspaces have an issue {identifier}; name the session: {_listed(known)}"
+            )
+        return known[0].id if known else None
+    found = [each for each in known if meant.is_this(each)] or known
+    if len(found) > 1:
+        what = f"{'no' if found is known else 'more than one'} {meant.what}"
+        raise Conflict(f"{identifier} has {what}; name the session: {_listed(found)}")
+    return found[0].id if found else None
+
+
+def _listed(sessions: Sequence[Listed]) -> str:
+    some = [f"{each.id} ({each.status}, {duration(each.age_seconds)} old)" for each in sessions[:CANDIDATES]]
+    return ", ".join(some) + (" and older ones" if len(sessions) > CANDIDATES else "")
 
 
 def _one_of(known: Sequence[Named], wanted: str | None, kind: str, option: str) -> Named:
@@ -100,9 +141,16 @@ def _one_of(known: Sequence[Named], wanted: str | None, kind: str, option: str) 
     return found[0]
 
 
-def _nothing(kind: str, wanted: str, known: Iterable[str], introduction: str = "there are") -> NoReturn:
+def _nothing(
+    kind: str,
+    wanted: str,
+    known: Iterable[str],
+    *,
+    introduction: str = "there are",
+    none: str = "there is none",
+) -> NoReturn:
     listed = ", ".join(dict.fromkeys(known))
-    rest = f"{introduction}: {listed}" if listed else "there is none"
+    rest = f"{introduction}: {listed}" if listed else none
     raise NotFound(f'no {kind} "{wanted}"; {rest}')
 
 

@@ -7,10 +7,10 @@ from datetime import datetime
 from typing import Any, Final, NamedTuple
 from uuid import UUID
 
-from infra.admin import views
+from infra.admin import queue_views
 from infra.admin.arguments import Group, word
 from infra.admin.console import Console, names_of
-from infra.admin.output import Printer, duration
+from infra.admin.output import Printer, and_to_be_stopped, duration
 from shared import session_history
 from shared.db import OPERATOR, transaction
 from shared.session_history import Event
@@ -84,6 +84,15 @@ def list_sessions(console: Console) -> int:
         "age": "age_seconds",
         "title": "title",
     }
+    if not console.printer.as_json:
+        rows = [
+            row._replace(
+                status=and_to_be_stopped(
+                    row.status, stop_requested=row.stop_requested, wanted_again=row.wanted_again
+                )
+            )
+            for row in rows
+        ]
     console.show_list(rows, columns, nothing="no session" if statuses is None else "no such session")
     return 0
 
@@ -115,11 +124,10 @@ class Attempt(NamedTuple):
 def show_session(console: Console) -> int:
     """`sessions show SESSION`"""
     with transaction(console.engine, OPERATOR) as tx:
-        org_id = console.organization(tx)
-        session = console.session(tx, org_id, console.options.session)
-        events = session_history.timeline(tx, org_id=org_id, session_id=session.id, limit=EVENTS)
-        names = names_of(tx, org_id)
-        row = views.row_of(tx, org_id=org_id, session_id=session.id)
+        session = console.session(tx, console.options.session)
+        events = session_history.timeline(tx, org_id=session.org_id, session_id=session.id, limit=EVENTS)
+        names = names_of(tx, session.org_id)
+        row = queue_views.row_of(tx, org_id=session.org_id, session_id=session.id)
     attempts = attempts_of(events, names)
     facts = {**session._asdict(), "machine": names.get(session.orchestrator_id)}
     if console.printer.as_json:
@@ -164,13 +172,15 @@ def _show_history(printer: Printer, attempts: Sequence[Attempt], entries: Sequen
     printer.rows(entries, columns, nothing="no history")
 
 
-def _standing(row: views.Row | None) -> dict[str, Any]:
+def _standing(row: queue_views.Row | None) -> dict[str, Any]:
     """Why an open session does not move: where its row stands."""
     if row is None:
         return {}
     return {
         "queue_row": row.queue_id,
-        "queue_state": f"{row.state}, to be stopped" if row.stop_requested else row.state,
+        "queue_state": and_to_be_stopped(
+            row.state, stop_requested=row.stop_requested, wanted_again=row.wanted_again
+        ),
         "claimed_for_seconds": row.claim_age_seconds,
         "next_attempt_in_seconds": row.next_attempt_in_seconds,
         "last_error": row.last_error,

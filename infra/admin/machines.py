@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from infra.admin import views
+from infra.admin import queue_views, views
 from infra.admin.arguments import Group, between, name, word
 from infra.admin.console import Console
-from infra.admin.output import cell
+from infra.admin.output import cell, counted
 from shared import orchestrators
 from shared.db import OPERATOR, transaction
 from shared.errors import Conflict, InvalidRequest, NotFound
 from shared.ids import TOKEN_PREFIX
+from shared.orchestrators import Burden
 
 
 def add_to(commands: Group) -> None:
@@ -141,17 +142,33 @@ def list_machines(console: Console) -> int:
     return 0
 
 
+def _why_it_stays(machine: views.Machine, burden: Burden, unserved: Sequence[str], reroute_after: int) -> str:
+    waits = f"{burden.waiting} {'waits' if burden.waiting == 1 else 'wait'} for it"
+    until = "Once" if not machine.online else "Stop its program: once"
+    alone = (
+        f" No other machine serves {', '.join(unserved)}: that work stays here until one does "
+        "(`repo-route set OWNER/NAME --machine ANOTHER`)."
+        if unserved
+        else ""
+    )
+    return (
+        f"{machine.name} holds {counted(burden.held, 'row')} and {waits}: nothing was removed. {until} it has been silent for "
+        f"{reroute_after} s, the sweep hands what waits to machines that are online and serve the same repository; what it holds "
+        f"waits again when its claim has expired.{alone} Or end the work: `queue list --machine {machine.id}` shows it, "
+        "`cancel SESSION` ends it"
+    )
+
+
 def remove_machine(console: Console) -> int:
     """`orchestrators remove NAME`"""
     with transaction(console.engine, OPERATOR) as tx:
         org_id = console.organization(tx)
         machine = console.machine(tx, org_id, console.options.machine)
         burden = orchestrators.remove(tx, org_id=org_id, orchestrator_id=machine.id)
+        unserved = queue_views.served_by_nobody_else(tx, org_id=org_id, orchestrator_id=machine.id)
     if burden is not None:
         raise Conflict(
-            f"{machine.name} holds {burden.held} rows and {burden.waiting} wait for it. Stop its program: after "
-            f"{console.settings.dispatch_reroute_after_seconds} s without a heartbeat the sweep hands them to other machines that serve "
-            "their repositories (`repo-route set` names one). Or cancel them: `queue list --machine NAME`, then `cancel SESSION`"
+            _why_it_stays(machine, burden, unserved, console.settings.dispatch_reroute_after_seconds)
         )
     console.printer.said(
         f"removed {machine.name} with its tokens and routes",

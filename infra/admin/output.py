@@ -56,6 +56,18 @@ def cell(value: object, widest: int = CELL) -> str:
     return text if len(text) <= widest else text[: widest - 1] + "…"
 
 
+def counted(number: int, noun: str) -> str:
+    """`1 row`, `2 rows`."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def and_to_be_stopped(state: str, *, stop_requested: bool, wanted_again: bool) -> str:
+    """A state, with what was asked of the machine that has it."""
+    if wanted_again:
+        return f"{state}, to be stopped, wanted again"
+    return f"{state}, to be stopped" if stop_requested else state
+
+
 def duration(seconds: float | None) -> str:
     """A length of time in its two largest units."""
     if seconds is None:

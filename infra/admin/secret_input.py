@@ -31,7 +31,8 @@ def read_secret(source: str, *, what: str, field: str) -> str:
         text = sys.stdin.readline(LONGEST + 2)
     secret = text.strip()
     if not secret:
-        raise InvalidRequest(f"{field}: there is no {what} in it", field=field)
+        where = "on standard input" if source == "-" else "in that file"
+        raise InvalidRequest(f"{field}: there is no {what} {where}", field=field)
     if (
         not (SHORTEST <= len(secret) <= LONGEST and secret.isascii() and secret.isprintable())
         or " " in secret
@@ -41,6 +42,15 @@ def read_secret(source: str, *, what: str, field: str) -> str:
             field=field,
         )
     return secret
+
+
+def only_one_from_standard_input(*sources: str | None) -> None:
+    """Raises InvalidRequest when two secrets are to come through one pipe. A person at a terminal is asked for each."""
+    if sources.count("-") > 1 and not sys.stdin.isatty():
+        raise InvalidRequest(
+            "only one can be standard input: give a file for --secret-file or for --token-file",
+            field="--token-file",
+        )
 
 
 def _from_file(path: Path, field: str) -> str:

@@ -7,7 +7,7 @@ from uuid import UUID
 from infra.admin import views
 from infra.admin.arguments import Group, linear_id, name, word
 from infra.admin.console import Console
-from infra.admin.secret_input import read_secret
+from infra.admin.secret_input import only_one_from_standard_input, read_secret
 from shared import workspaces
 from shared.crypto import KeyRing
 from shared.db import OPERATOR, transaction
@@ -92,6 +92,7 @@ def list_organizations(console: Console) -> int:
 def connect_workspace(console: Console) -> int:
     """`workspace connect NAME`"""
     options, keys = console.options, KeyRing.of(console.settings)
+    only_one_from_standard_input(options.secret_file, options.token_file)
     with transaction(console.engine, OPERATOR) as tx:
         org_id = console.organization(tx)
     # Read outside of any transaction: a person may be typing.

@@ -4,17 +4,24 @@ from __future__ import annotations
 
 import contextlib
 import sys
+from typing import Final
 
 from sqlalchemy.exc import IntegrityError
 
-from infra.admin import views
+from infra.admin import queue_views
 from infra.admin.arguments import Group, repo, word
-from infra.admin.console import Console
+from infra.admin.console import Console, Meant
+from infra.admin.output import and_to_be_stopped
 from shared import dead_letters, dispatch_queue
 from shared.db import OPERATOR, transaction
 from shared.dispatch_queue import RetryPolicy
 from shared.errors import Conflict
 from shared.sweep import sweep_once
+
+AN_OPEN_SESSION: Final = Meant("open session", lambda session: session.ended_at is None)
+A_DEAD_LETTER: Final = Meant(
+    "dead letter", lambda session: session.status == "error" and session.error_code != "failed"
+)
 
 
 def add_to(commands: Group) -> None:
@@ -30,12 +37,12 @@ def add_to(commands: Group) -> None:
     letters.command("list", list_dead_letters, "newest first").limited()
 
     again = commands.command("redrive", redrive, "send a dead letter again")
-    again.takes("session", type=word, metavar="SESSION", help="its id, or the issue's identifier")
+    again.takes("session", type=word, metavar="SESSION", help="its id, or its issue's identifier")
     again.takes(
         "--repo", type=repo, metavar="OWNER/NAME", help="where routing had found none, or the wrong one"
     )
     stop = commands.command("cancel", cancel, "stop work: waiting work ends, a machine that has it is told")
-    stop.takes("session", type=word, metavar="SESSION", help="its id, or the issue's identifier")
+    stop.takes("session", type=word, metavar="SESSION", help="its id, or its issue's identifier")
     stop.takes(
         "--reason",
         type=word,
@@ -53,7 +60,7 @@ def list_queue(console: Console) -> int:
     options = console.options
     with transaction(console.engine, OPERATOR) as tx:
         org_id = console.organization(tx)
-        rows = views.queue(
+        rows = queue_views.queue(
             tx,
             org_id=org_id,
             limit=options.limit,
@@ -74,6 +81,15 @@ def list_queue(console: Console) -> int:
         "next attempt in": "next_attempt_in_seconds",
         "last error": "last_error",
     }
+    if not console.printer.as_json:
+        rows = [
+            row._replace(
+                state=and_to_be_stopped(
+                    row.state, stop_requested=row.stop_requested, wanted_again=row.wanted_again
+                )
+            )
+            for row in rows
+        ]
     console.show_list(rows, columns, nothing="nothing is to be delivered")
     return 0
 
@@ -101,11 +117,10 @@ def redrive(console: Console) -> int:
     options = console.options
     try:
         with transaction(console.engine, OPERATOR) as tx:
-            org_id = console.organization(tx)
-            session = console.session(tx, org_id, options.session)
+            session = console.session(tx, options.session, meant=A_DEAD_LETTER)
             queue_id = dead_letters.redrive(
                 tx,
-                org_id=org_id,
+                org_id=session.org_id,
                 session_id=session.id,
                 repo=options.repo,
                 offline_after=console.settings.orchestrator_offline_after_seconds,
@@ -124,19 +139,25 @@ def redrive(console: Console) -> int:
 def cancel(console: Console) -> int:
     """`cancel SESSION`"""
     with transaction(console.engine, OPERATOR) as tx:
-        org_id = console.organization(tx)
-        session = console.session(tx, org_id, console.options.session)
+        session = console.session(tx, console.options.session, meant=AN_OPEN_SESSION)
+        before = queue_views.row_of(tx, org_id=session.org_id, session_id=session.id)
         outcome = dispatch_queue.cancel(
-            tx, org_id=org_id, session_id=session.id, reason=console.options.reason
+            tx, org_id=session.org_id, session_id=session.id, reason=console.options.reason
         )
     if outcome is None:
         raise Conflict(f"{session.linear_identifier} is over already: {session.status}")
+    asked = before is not None and before.stop_requested and not before.wanted_again
     sentence = {
         "cancelled": "is cancelled: no machine had it",
-        "stop_requested": "is to be stopped: its machine learns it with its next renewal, report or poll; "
-        "one that never answers is swept, and the work is not delivered again",
+        "stop_requested": f"{'was asked to stop already' if asked else 'is to be stopped'}: its machine learns it with its next "
+        "renewal, report or poll; one that never answers is swept, and the work is not delivered again",
     }[outcome]
-    console.printer.said(f"{session.linear_identifier} {sentence}", session_id=session.id, outcome=outcome)
+    console.printer.said(
+        f"{session.linear_identifier} {sentence}",
+        session_id=session.id,
+        outcome=outcome,
+        asked_before=asked,
+    )
     return 0
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -160,13 +161,15 @@ def a_titled(engine: Engine, tenant: Tenant, machine: Machine, title: str, ident
 # -- as a process -------------------------------------------------------------------------------------------------------
 
 
-def test_a_tenant_is_made_from_nothing_by_commands_alone(environment: dict[str, str]) -> None:
+def test_a_tenant_is_made_from_nothing_by_commands_alone(environment: dict[str, str], tmp_path: Path) -> None:
+    (tmp_path / "token").write_text("lin_api_0123456789abcdef\n")
     assert process(environment, "migrate").out == "nothing to do: the schema is up to date\n"
     assert process(environment, "org", "create", "acme").code == 0
     connect = process(
         environment,
-        *("workspace", "connect", "linear", "--linear-organization-id", "lin-1", "--token-file", "-"),
-        stdin=f"{SECRET}\nlin_api_0123456789abcdef\n",
+        *("workspace", "connect", "linear", "--linear-organization-id", "lin-1"),
+        *("--token-file", str(tmp_path / "token")),
+        stdin=f"{SECRET}\n",
     )
     assert connect.code == 0
     assert "connected" in connect.out
@@ -359,6 +362,28 @@ def test_a_secret_that_cannot_be_one_is_refused(dispatchctl: Run, engine: Engine
     assert stored(engine) is None
 
 
+def test_what_is_missing_on_standard_input_is_said_to_be_missing_there_and_it_is_read_for_one_secret_only(
+    dispatchctl: Run, engine: Engine
+) -> None:
+    dispatchctl("org", "create", "acme")
+    connect = ("workspace", "connect", "linear", "--linear-organization-id", "lin-1")
+    assert "there is no webhook secret on standard input" in dispatchctl(*connect).err
+    for both in (("--token-file", "-"), ("--secret-file", "-", "--token-file", "-")):
+        answer = dispatchctl(*connect, *both, stdin=f"{SECRET}\nlin_api_0123456789abcdef\n")
+        assert (answer.code, "only one can be standard input" in answer.err) == (2, True)
+    assert stored(engine) is None
+
+
+def test_a_rotation_to_the_secret_that_is_valid_already_is_refused(
+    dispatchctl: Run, connected: UUID, engine: Engine
+) -> None:
+    before = stored(engine)
+    answer = dispatchctl("workspace", "rotate-secret", stdin=SECRET)
+    assert (answer.code, "valid already" in answer.err) == (1, True)
+    assert SECRET not in answer.err
+    assert stored(engine) == before
+
+
 def test_a_workspace_is_connected_once(dispatchctl: Run, connected: UUID) -> None:
     again = dispatchctl("workspace", "connect", "twice", "--linear-organization-id", "lin-1", stdin=SECRET)
     assert again.code == 1
@@ -545,9 +570,16 @@ def test_a_machine_with_work_is_not_removed_and_the_way_out_is_said(
     claimed(engine, machine, work(engine, tenant, machine))
     answer = dispatchctl("orchestrators", "remove", machine.id)
     assert answer.code == 1
-    assert "holds 1 rows and 1 wait" in answer.err
-    assert "cancel" in answer.err
+    assert "holds 1 row and 1 waits for it: nothing was removed. Stop its program" in answer.err
+    assert f"No other machine serves {REPO}" in answer.err
+    assert f"`queue list --machine {machine.id}` shows it, `cancel SESSION` ends it" in answer.err
     assert row_of(engine, queued) is not None
+    the_machine_was_last_heard(engine, machine, 3600)
+    a_machine(engine, tenant)
+    answer = dispatchctl("orchestrators", "remove", machine.id)
+    assert answer.code == 1
+    assert "Stop its program" not in answer.err
+    assert "No other machine" not in answer.err
 
 
 def test_a_machine_without_work_is_removed_with_its_tokens_and_its_history_stays(
@@ -740,6 +772,66 @@ def test_cancelling_ends_waiting_work_and_asks_a_machine_that_has_it(
     assert (over.code, "over already: cancelled" in over.err) == (1, True)
 
 
+WANTED_AGAIN = sql("update dispatch_queue set wanted_again = true where id = :id")
+
+
+def test_a_stop_that_is_under_way_is_seen_everywhere_and_not_asked_for_twice(
+    dispatchctl: Run, engine: Engine, machine: Machine, queued: Queued
+) -> None:
+    lists = (("queue", "list"), ("sessions", "list"), ("sessions", "show", "PAY-1"))
+    claimed(engine, machine, queued)
+    for words in lists:
+        assert "to be stopped" not in dispatchctl(*words).out
+    assert dispatchctl("cancel", "PAY-1").out.startswith("PAY-1 is to be stopped: ")
+    for words in lists:
+        assert re.search(r"(claimed|dispatched), to be stopped( |\n)", dispatchctl(*words).out)
+    assert dispatchctl("cancel", "PAY-1").out.startswith("PAY-1 was asked to stop already: ")
+    assert dispatchctl("cancel", "PAY-1", "--json").json["asked_before"] is True
+    assert history_of(engine, queued).count("stop_requested") == 1
+    with transaction(engine, OPERATOR) as tx:
+        tx.run(WANTED_AGAIN, id=queued.queue_id)
+    for words in lists:
+        assert ", to be stopped, wanted again" in dispatchctl(*words).out
+    (row,) = dispatchctl("queue", "list", "--json").json
+    assert (row["state"], row["stop_requested"], row["wanted_again"]) == ("claimed", True, True)
+    assert dispatchctl("cancel", "PAY-1").out.startswith("PAY-1 is to be stopped: ")
+
+
+def test_of_an_issues_sessions_cancel_means_the_open_one_and_redrive_the_dead_letter(
+    dispatchctl: Run, engine: Engine, tenant: Tenant, machine: Machine
+) -> None:
+    dead, done, waiting = (work(engine, tenant, machine) for _ in range(3))
+    claimed(engine, machine, dead)
+    committed(engine, steps.release, machine, dead, policy=RetryPolicy(max_attempts=1))
+    claimed(engine, machine, done)
+    committed(engine, steps.complete, machine, done)
+    assert dispatchctl("cancel", "PAY-1", "--json").json["session_id"] == str(waiting.session_id)
+    again = dispatchctl("cancel", "PAY-1")
+    assert (again.code, "PAY-1 has no open session; name the session: " in again.err) == (1, True)
+    for each, status in ((dead, "error"), (done, "complete"), (waiting, "cancelled")):
+        assert f"{each.session_id} ({status}, " in again.err
+    assert dispatchctl("redrive", "PAY-1", "--json").json["session_id"] == str(dead.session_id)
+    again = dispatchctl("redrive", "PAY-1")
+    assert (again.code, "PAY-1 has no dead letter; name the session: " in again.err) == (1, True)
+
+
+def test_a_sessions_id_says_whose_it_is(
+    dispatchctl: Run, engine: Engine, queued: Queued, tenant: Tenant, machine: Machine
+) -> None:
+    a_tenant(engine)
+    held = work(engine, tenant, machine)
+    claimed(engine, machine, held)
+    committed(engine, steps.release, machine, held, policy=RetryPolicy(max_attempts=1))
+    assert dispatchctl("sessions", "show", queued.session_id).code == 0
+    assert dispatchctl("cancel", queued.session_id).code == 0
+    assert dispatchctl("redrive", held.session_id).code == 0
+    assert dispatchctl("cancel", "PAY-1").code == 2
+    other = dispatchctl("org", "create", "other", "--json").json["id"]
+    elsewhere = dispatchctl("cancel", held.session_id, "--org", other)
+    assert elsewhere.code == 1
+    assert elsewhere.err == f'no session "{held.session_id}"; this organization has none\n'
+
+
 def test_an_identifier_that_two_workspaces_have_names_the_candidates(
     dispatchctl: Run, engine: Engine, tenant: Tenant, machine: Machine, queued: Queued
 ) -> None:
@@ -842,6 +934,8 @@ def test_every_list_is_an_array_with_stable_keys(
                 "id",
                 "linear_identifier",
                 "status",
+                "stop_requested",
+                "wanted_again",
                 "error_code",
                 "repo",
                 "orchestrator_id",
@@ -858,6 +952,7 @@ def test_every_list_is_an_array_with_stable_keys(
                 "machine",
                 "state",
                 "stop_requested",
+                "wanted_again",
                 "attempts",
                 "age_seconds",
             ),
