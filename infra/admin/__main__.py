@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 from typing import Final
 
-from infra.admin import doctor, history, listen, machines, routes, schema, tenants, work
+from infra.admin import doctor, history, listen, machines, realtime, routes, schema, tenants, work
 from infra.admin.arguments import ORG_HELP, PROGRAM, Group, Parser, UsageError, word
 from infra.admin.console import Console
 from infra.admin.failures import USAGE, exit_code, explained
@@ -34,7 +34,7 @@ def parser() -> Parser:
     # Suppressed where it is not given, or the command's default would undo what stands before it.
     _add_json(common, default=argparse.SUPPRESS)
     commands = Group(top, common)
-    for module in (schema, tenants, routes, machines, history, work, listen, doctor):
+    for module in (schema, tenants, routes, machines, history, work, listen, realtime, doctor):
         module.add_to(commands)
     return top
 
