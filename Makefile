@@ -32,7 +32,7 @@ $(READY): requirements.txt requirements-dev.txt
 demo: $(READY) ## the whole story over HTTP: delivered, abandoned and recovered, dropped and redriven (2 min at most)
 	@$(BIN)/python -m infra.local.demo
 
-serve: $(READY) ## everything on this machine until Ctrl-C: Postgres, the functions, a cron
+serve: $(READY) ## everything on this machine until Ctrl-C: Postgres, the functions, a cron (PORT=8080 DATA=.local)
 	@$(BIN)/python -m infra.local --port $(PORT) --data $(DATA)
 
 test: $(READY) ## all tests, on a Postgres of their own

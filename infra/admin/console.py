@@ -11,7 +11,7 @@ from uuid import UUID
 from sqlalchemy import Engine
 
 from infra.admin import views
-from infra.admin.output import Printer, duration
+from infra.admin.output import Printer, counted, duration
 from shared import session_history
 from shared.db import Tx
 from shared.errors import Conflict, InvalidRequest, NotFound
@@ -44,7 +44,7 @@ class Console:
         """A list that `--limit` has bounded; says so when it may have cut it."""
         self.printer.rows(rows, columns, nothing=nothing)
         if len(rows) == self.options.limit:
-            self.printer.hint(f"these are {len(rows)}; --limit shows more")
+            self.printer.hint(f"shown: {counted(len(rows), 'row')}; --limit shows more")
 
     def organization(self, tx: Tx) -> UUID:
         """The organization that `--org` names by name or id; the only one where it is not given.

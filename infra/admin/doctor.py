@@ -13,6 +13,7 @@ from infra.admin import listen, views
 from infra.admin.arguments import Group
 from infra.admin.console import Console
 from infra.admin.failures import explained, is_unreachable
+from infra.admin.output import SENTENCE, counted
 from shared import dispatch_queue
 from shared.crypto import KeyRing
 from shared.db import CHANNEL, OPERATOR, SCHEMA_REVISION, Tx, listener_for, schema_revision, sql, transaction
@@ -62,9 +63,10 @@ def doctor(console: Console) -> int:
         message, code = explained(error, console.settings), 3 if is_unreachable(error) else 1
         findings.append(Finding("database", "wrong", message))
     columns = {"check": "check", "state": "state", "detail": "detail"}
-    console.printer.rows(findings, columns, nothing="")
+    console.printer.rows(findings, columns, nothing="", last=SENTENCE)
     wrong = sum(finding.state == "wrong" for finding in findings)
-    console.printer.hint(f"{wrong} of these are wrong" if wrong else "nothing is wrong")
+    are = "is" if wrong == 1 else "are"
+    console.printer.hint(f"{wrong} of these {are} wrong" if wrong else "nothing is wrong")
     return code or min(wrong, 1)
 
 
@@ -193,17 +195,25 @@ def _machines(console: Console, tx: Tx) -> Iterator[Finding]:
         machines = views.machines(tx, org_id=organization.id, limit=1000, offline_after=offline_after)
         online = sum(machine.online for machine in machines)
         waiting = sum(machine.waiting for machine in machines)
-        detail = f"{online} of {len(machines)} online, {sum(machine.held for machine in machines)} rows held, {waiting} waiting"
+        held = counted(sum(machine.held for machine in machines), "row")
+        detail = f"{online} of {len(machines)} online, {held} held, {waiting} waiting"
         stuck = waiting > 0 and online == 0
         state: Literal["ok", "note", "wrong"] = "wrong" if stuck else "ok" if online else "note"
         yield Finding(f"machines of {organization.name}", state, detail)
+        locked_out = views.machines_without_a_token(tx, org_id=organization.id, limit=20)
+        if locked_out:
+            yield Finding(
+                f"machines of {organization.name}",
+                "note",
+                f"no valid token, so it can ask for nothing: {', '.join(locked_out)}; `token mint`, then register with the same name",
+            )
 
 
 def _backlog(console: Console, tx: Tx) -> Iterator[Finding]:
     rows, age = dispatch_queue.depth(tx)
     limit = console.settings.dispatch_claim_timeout_seconds
     late = age > limit
-    detail = f"{rows} rows; the oldest that could be claimed has waited {age:.0f} s"
+    detail = f"{counted(rows, 'row')}; the oldest that could be claimed has waited {age:.0f} s"
     yield Finding(
         "queue",
         "wrong" if late else "ok",
@@ -218,7 +228,10 @@ def _sweep(console: Console, tx: Tx) -> Iterator[Finding]:
     )
     machines = dispatch_queue.machines_to_sweep(tx, policy=overdue)
     unswept = sum(machine.has_expired_claims for machine in machines)
-    detail = f"{unswept} machines have claims that expired over {MISSED_TICKS_SECONDS} s ago: is the scheduler calling the sweep?"
+    detail = (
+        f"claims of {counted(unswept, 'machine')} expired over {MISSED_TICKS_SECONDS} s ago: "
+        "is the scheduler calling the sweep?"
+    )
     yield Finding("sweep", "wrong" if unswept else "ok", detail if unswept else "no claim is overdue")
 
 

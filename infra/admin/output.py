@@ -21,6 +21,7 @@ from shared.messages import timestamp
 CELL: Final = 60  # the widest cell, in characters; an id has 36
 LAST: Final = 100  # of the last column, which moves nothing else
 FACT: Final = 300  # of a line of its own
+SENTENCE: Final = 600  # of one that is ours: its end is what to do about it
 # What follows must look like the rest of a credential: after a mere prefix the sentence goes on.
 _CREDENTIAL: Final = re.compile(
     r"(dp_orch_[\w-]{4})[\w-]+|(lin_(?:api|oauth|wh)_)\w[^@\s'\"]*|(://[^:/@\s]*:)[^@\s'\"]+"
@@ -52,7 +53,7 @@ def cell(value: object, widest: int = CELL) -> str:
         return timestamp(value)[:19].replace("T", " ")
     if isinstance(value, (list, tuple)):
         value = ", ".join(str(each) for each in value)
-    text = printable(str(value)[: 2 * FACT])
+    text = printable(str(value)[: 2 * SENTENCE])
     return text if len(text) <= widest else text[: widest - 1] + "…"
 
 
@@ -110,23 +111,26 @@ class Printer(NamedTuple):
 
     as_json: bool
 
-    def rows(self, rows: Sequence[Any], columns: Mapping[str, str], *, nothing: str) -> None:
+    def rows(
+        self, rows: Sequence[Any], columns: Mapping[str, str], *, nothing: str, last: int = LAST
+    ) -> None:
         """A list of named tuples.
 
         Args:
             columns: heading -> field, for the table; a field `…_seconds` is shown as a duration. JSON has all fields.
             nothing: what an empty list means.
+            last: the widest cell of the last column.
         """
         if self.as_json:
             self.json([row._asdict() for row in rows])
         elif not rows:
             print(nothing)
         else:
-            *fields, last = columns.values()
+            *fields, final = columns.values()
             shown = [
                 [
                     *(_shown(field, getattr(row, field), CELL) for field in fields),
-                    _shown(last, getattr(row, last), LAST),
+                    _shown(final, getattr(row, final), last),
                 ]
                 for row in rows
             ]

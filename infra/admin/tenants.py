@@ -7,6 +7,7 @@ from uuid import UUID
 from infra.admin import views
 from infra.admin.arguments import Group, linear_id, name, word
 from infra.admin.console import Console
+from infra.admin.output import counted
 from infra.admin.secret_input import only_one_from_standard_input, read_secret
 from shared import workspaces
 from shared.crypto import KeyRing
@@ -211,7 +212,8 @@ def reencrypt(console: Console) -> int:
             break
         changed, looked_at, last = changed + batch.secrets, looked_at + batch.workspaces, batch.last
     console.printer.said(
-        f"sealed {changed} secrets anew in {looked_at} workspaces: only the first key of BRIDGE_ENCRYPTION_KEY is needed now",
+        f"sealed {counted(changed, 'secret')} anew in {counted(looked_at, 'workspace')}: "
+        "only the first key of BRIDGE_ENCRYPTION_KEY is needed now",
         secrets=changed,
         workspaces=looked_at,
     )

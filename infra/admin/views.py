@@ -125,6 +125,22 @@ def machines(tx: Tx, *, org_id: UUID, limit: int, offline_after: int) -> list[Ma
     ]
 
 
+WITHOUT_A_TOKEN = sql("""
+    select o.name from orchestrators o
+     where o.org_id = :org_id
+       and not exists (select from orchestrator_tokens t
+                        where t.org_id = o.org_id and t.orchestrator_id = o.id and t.revoked_at is null
+                          and (t.expires_at is null or t.expires_at > now()))
+     order by o.name
+     limit :limit
+""")
+
+
+def machines_without_a_token(tx: Tx, *, org_id: UUID, limit: int) -> list[str]:
+    """The names of those whose every token was revoked or has expired."""
+    return [row[0] for row in tx.all(WITHOUT_A_TOKEN, org_id=org_id, limit=limit)]
+
+
 class MachineName(NamedTuple):
     """A machine's id and name."""
 

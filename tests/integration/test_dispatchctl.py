@@ -1008,6 +1008,35 @@ def test_the_doctor_finds_a_violated_invariant(dispatchctl: Run, connected: UUID
     assert "invariants" in _wrong(dispatchctl)
 
 
+def test_the_doctor_counts_in_english_and_says_what_to_do_to_the_end_of_the_line(
+    dispatchctl: Run, engine: Engine, machine: Machine, queued: Queued, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("BRIDGE_ENCRYPTION_KEY", OTHER_KEY)
+    with transaction(engine, OPERATOR) as tx:
+        tx.run(sql("update workspaces set webhook_secret = 'no secret of ours'"))
+    answer = dispatchctl("doctor")
+    assert answer.err == "1 of these is wrong\n"
+    assert "…" not in answer.out
+    assert "a stored secret is not in the form iv.ciphertext.tag\n" in answer.out
+    assert "1 row; the oldest" in answer.out
+    with transaction(engine, OPERATOR) as tx:
+        tx.run(sql("update workspaces set status = 'revoked', status_reason = :why"), why="x" * 150)
+    answer = dispatchctl("doctor")
+    assert answer.err == "2 of these are wrong\n"
+    assert "x; `workspace set-token`\n" in answer.out
+    assert dispatchctl("doctor", "--json").err == ""
+
+
+def test_the_doctor_names_machines_that_no_token_lets_in(
+    dispatchctl: Run, engine: Engine, tenant: Tenant
+) -> None:
+    a_machine(engine, tenant, name="laptop")
+    locked_out = a_machine(engine, tenant, name="desktop")
+    assert "no valid token" not in dispatchctl("doctor").out
+    committed(engine, orchestrators.revoke_token, org_id=tenant.org_id, token_id=locked_out.token_id)
+    assert "no valid token, so it can ask for nothing: desktop; `token mint`" in dispatchctl("doctor").out
+
+
 @pytest.fixture
 def listens(environment: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DATABASE_LISTEN_URL", environment["DATABASE_URL"])
