@@ -15,8 +15,10 @@ from pathlib import Path
 
 from infra.admin.migrate import migrate
 from infra.local.postgres import LocalPostgres, find_binaries
-from tests.bench.cases import CASES
+from tests.bench import cases, orchestrator
 from tests.bench.harness import Bench, Row
+
+CASES = (*cases.CASES, *orchestrator.CASES)
 
 
 def main() -> None:

@@ -1,0 +1,128 @@
+"""The orchestrator on its owner's machine: what it takes while nothing is to be done, and how soon it claims."""
+
+from __future__ import annotations
+
+import base64
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from sqlalchemy import Engine
+
+from infra.admin import listen
+from shared.db import OPERATOR, sql, transaction
+from tests.bench.cases import emptied
+from tests.bench.harness import Bench, Row
+from tests.contract.programs import Program, until
+from tests.crash.serving import Functions
+from tests.given import Machine, Tenant, a_machine, work
+
+IDLE_SECONDS = 20
+CLAIMS = {"listen": 20, "poll": 4}
+"""How many are measured: a poll that finds nothing comes back after a second or more."""
+
+SETTLED_SECONDS = 5
+TO_CLAIM = sql("""
+    select extract(epoch from claimed.created_at - created.created_at) * 1000
+      from session_events created
+      join session_events claimed
+        on claimed.org_id = created.org_id and claimed.session_id = created.session_id and claimed.type = 'claimed'
+     where created.org_id = :org_id and created.session_id = :session_id and created.type = 'created'
+""")
+OVER = sql("select ended_at is not null from dispatch_sessions where org_id = :org_id and id = :session_id")
+
+
+@contextmanager
+def running(bench: Bench, transport: str) -> Iterator[tuple[Program, Engine, Tenant, Machine]]:
+    """A registered orchestrator, and the functions that it asks."""
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="dispatch-bench-")))
+        tenant, engine = stack.enter_context(emptied(bench))
+        with transaction(engine, OPERATOR) as tx:
+            listen.set_to(tx, wanted=True)
+        settings = {
+            "DATABASE_URL": bench.url,
+            "DATABASE_TLS": "off",
+            "DATABASE_LISTEN_URL": bench.url,
+            "BRIDGE_ENCRYPTION_KEY": base64.b64encode(bytes(32)).decode(),
+            "CRON_SECRET": "the-cron-of-the-bench",
+            "LOG_LEVEL": "ERROR",
+        }
+        functions = stack.enter_context(Functions(settings, fuse=folder / "fuse", threads=8))
+        machine = a_machine(engine, tenant, name="idle")
+        program = stack.enter_context(
+            Program(
+                folder / "home",
+                functions.url,
+                machine.token,
+                "--name",
+                "idle",
+                "--transport",
+                transport,
+                "--exec",
+                "/bin/true",
+            )
+        )
+        program.said("registered")
+        yield program, engine, tenant, machine
+        with transaction(engine, OPERATOR) as tx:
+            listen.set_to(tx, wanted=False)
+
+
+def idle_orchestrator(bench: Bench) -> Iterator[Row]:
+    """Memory and processor time while nothing waits, from the process's own figures."""
+    if not sys.platform.startswith("linux"):
+        return
+    for transport in ("listen", "poll"):
+        with running(bench, transport) as (program, *_):
+            time.sleep(SETTLED_SECONDS)
+            before = _cpu_seconds(program.process.pid)
+            time.sleep(IDLE_SECONDS)
+            used = (_cpu_seconds(program.process.pid) - before) / IDLE_SECONDS * 100
+            resident = _resident_mb(program.process.pid)
+        yield Row(f"orchestrator, idle, {transport}: memory", "MB", resident, None, "≤ 60")
+        yield Row(f"orchestrator, idle, {transport}: processor", "%", used, None, "≤ 1")
+
+
+def commit_to_claim(bench: Bench) -> Iterator[Row]:
+    """From the enqueue to the claim of a real orchestrator over HTTP, by the database's clock."""
+    for transport, claims in CLAIMS.items():
+        with running(bench, transport) as (_, engine, tenant, machine):
+            found = [_claimed_after(engine, tenant, machine) for _ in range(claims)]
+        target = "≤ 50" if transport == "listen" else ""
+        yield Row(f"enqueue to claim, {transport}", "ms p50", median(found), None, target)
+
+
+def _claimed_after(engine: Engine, tenant: Tenant, machine: Machine) -> float:
+    queued = work(engine, tenant, machine)
+    names: dict[str, Any] = {"org_id": queued.org_id, "session_id": queued.session_id}
+
+    def over() -> bool:
+        with transaction(engine) as tx:
+            row = tx.first(OVER, **names)
+        return row is not None and bool(row[0])
+
+    until(over, "the work to be over")
+    with transaction(engine) as tx:
+        row = tx.first(TO_CLAIM, **names)
+    assert row is not None
+    return float(row[0])
+
+
+def _cpu_seconds(process: int) -> float:
+    fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def _resident_mb(process: int) -> float:
+    pages = int(Path(f"/proc/{process}/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE") / 1_000_000
+
+
+CASES = (idle_orchestrator, commit_to_claim)
