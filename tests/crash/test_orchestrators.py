@@ -99,10 +99,13 @@ def test_an_agent_at_the_gate_ends_without_a_run_when_the_orchestrator_dies(
 ) -> None:
     functions, machine = serve(settings=IMPATIENT), named(scene, "laptop-1")
     queued, folder = titled(scene, machine, "done"), tmp_path / "laptop-1"
-    with killed_at("orchestrator.runner:Run.let_go before", functions, machine, folder, tmp_path / "fuse"):
-        with program(functions, machine, folder) as again:
-            again.said("released")
-            until(is_now(scene, queued, "complete"), "the work to be complete")
+    point = "orchestrator.runner:Run.let_go before"
+    with (
+        killed_at(point, functions, machine, folder, tmp_path / "fuse"),
+        program(functions, machine, folder) as again,
+    ):
+        again.said("released")
+        until(is_now(scene, queued, "complete"), "the work to be complete")
     assert [noted.attempt for noted in again.noted("started")] == [2]
 
 

@@ -127,7 +127,7 @@ def test_a_database_that_cannot_be_reached_is_named_so(empty: str) -> None:
     with pytest.raises(DatabaseUnavailable, match="does not exist"):
         migrate(empty + "_missing", tls="off")
     nobody_listens = make_url(empty).set(port=1).render_as_string(hide_password=False)
-    with pytest.raises(DatabaseUnavailable, match="at 127.0.0.1:1 cannot be used: Connection refused"):
+    with pytest.raises(DatabaseUnavailable, match=r"at 127\.0\.0\.1:1 cannot be used: Connection refused"):
         migrate(nobody_listens, tls="off")
 
 
