@@ -77,10 +77,9 @@ def main() -> int:
     )
     parser.add_argument("--cron-seconds", type=float, default=60, help="how often to sweep (default 60)")
     options = parser.parse_args()
+    # SIGINT too: a script starts what it puts into the background deaf to it.
     for number in STOPPING:
-        signal.signal(
-            number, _stop
-        )  # SIGINT too: a script starts what it puts into the background deaf to it
+        signal.signal(number, _stop)
     try:
         with (
             running(options.data, port=options.port) as stack,

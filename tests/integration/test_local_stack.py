@@ -44,8 +44,10 @@ class Ended(NamedTuple):
 
 
 def command(*words: object, **environment: str) -> list[str]:
-    return ["env", "-i", f"PATH={os.environ['PATH']}", *(f"{k}={v}" for k, v in environment.items())] + [
-        str(word) for word in (sys.executable, "-m", *words)
+    inherited = {name: os.environ[name] for name in ("PATH", "PG_BIN") if name in os.environ}
+    return [
+        *("env", "-i", *(f"{name}={value}" for name, value in {**inherited, **environment}.items())),
+        *(sys.executable, "-m", *map(str, words)),
     ]
 
 
