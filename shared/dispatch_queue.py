@@ -148,13 +148,13 @@ def poll(tx: Tx, *, token: str, limit: int) -> Polled:
 # -- claim --------------------------------------------------------------------------------------------------------------
 
 # What a claim leaves behind besides the row: the session's status and the fact itself. The unique index on that fact makes the
-# same (queue id, attempt) impossible to record twice.
+# same (queue id, attempt) impossible to record twice. Sessions are named by an array, here and below: a join may be planned as a walk
+# over all of the tenant's sessions, which it is while the planner takes the table for small.
 _CLAIMED = """
     , told as (
       update dispatch_sessions s
          set status = 'dispatched', started_at = coalesce(s.started_at, now()), updated_at = now()
-        from claimed c
-       where s.org_id = :org_id and s.id = c.session_id
+       where s.org_id = :org_id and s.id = any (array(select session_id from claimed))
     ), noted as (
       insert into session_events (org_id, session_id, type, orchestrator_id, queue_id, attempt)
       select :org_id, c.session_id, 'claimed', cast(:orchestrator_id as uuid), c.id, c.attempts from claimed c
@@ -206,8 +206,7 @@ CLAIM_MANY = sql(f"""
       update dispatch_queue q
          set claimed_at = now(), claimed_by = :orchestrator_id, attempts = q.attempts + 1,
              prompts_told = jsonb_array_length(coalesce(q.payload -> 'prompts', '[]'))
-        from candidates c
-       where q.org_id = :org_id and q.id = c.id and q.claimed_at is null and q.available_at <= now()
+       where q.org_id = :org_id and q.id = any (array(select id from candidates)) and q.claimed_at is null and q.available_at <= now()
       returning q.id, q.session_id, q.payload, q.attempts, q.created_at, q.available_at
     ) {_CLAIMED}
 """)
@@ -361,13 +360,13 @@ _GIVE_UP = """
          set claimed_at = null, last_error = :error, cancel_requested_at = null, wanted_again = false,
              available_at = now() + make_interval(secs => least(power(g.attempts, 2) * :backoff_base, :backoff_cap) * {jitter})
         from given_up g
-       where q.org_id = :org_id and q.id = g.id and q.claimed_at is not null
+       where q.org_id = :org_id and q.id = any (array(select id from given_up)) and q.id = g.id and q.claimed_at is not null
          and g.attempts < :max_attempts and not g.cancelled
       returning q.org_id, q.id, q.session_id, q.attempts, q.claimed_by, q.available_at
     ), dropped as (
       delete from dispatch_queue q
        using given_up g
-       where q.org_id = :org_id and q.id = g.id and q.claimed_at is not null
+       where q.org_id = :org_id and q.id = any (array(select id from given_up)) and q.id = g.id and q.claimed_at is not null
          and (g.attempts >= :max_attempts or g.cancelled)
       returning q.org_id, q.id, q.session_id, q.attempts, q.claimed_by, q.payload, g.cancelled
     ), told as (
@@ -378,7 +377,7 @@ _GIVE_UP = """
               select session_id, 'cancelled', null, null, now() from dropped where cancelled
               union all
               select session_id, 'error', 'attempts_exhausted', cast(:error as text), now() from dropped where not cancelled) o
-       where s.org_id = :org_id and s.id = o.session_id and s.ended_at is null
+       where s.org_id = :org_id and s.id = any (array(select session_id from given_up)) and s.id = o.session_id and s.ended_at is null
     ), noted as (
       insert into session_events (org_id, session_id, type, orchestrator_id, queue_id, attempt, data)
       select org_id, session_id, 'released', claimed_by, id, attempts,
@@ -398,7 +397,7 @@ _GIVE_UP = """
 RELEASE = sql(
     """
     with given_up as materialized (
-      select id, attempts, cancel_requested_at is not null and not wanted_again as cancelled
+      select id, session_id, attempts, cancel_requested_at is not null and not wanted_again as cancelled
         from dispatch_queue
        where org_id = :org_id and id = :queue_id and claimed_by = :orchestrator_id and claimed_at is not null
          and attempts = coalesce(cast(:attempt as integer), attempts)
@@ -438,7 +437,7 @@ def release(
 SWEEP = sql(
     """
     with given_up as materialized (
-      select id, attempts, cancel_requested_at is not null and not wanted_again as cancelled
+      select id, session_id, attempts, cancel_requested_at is not null and not wanted_again as cancelled
         from dispatch_queue
        where org_id = :org_id and orchestrator_id = :orchestrator_id
          and claimed_at < now() - make_interval(secs => :claim_timeout)
@@ -550,7 +549,7 @@ REROUTE = sql("""
       update dispatch_sessions s
          set orchestrator_id = r.orchestrator_id, updated_at = now()
         from rerouted r
-       where s.org_id = :org_id and s.id = r.session_id
+       where s.org_id = :org_id and s.id = any (array(select session_id from rerouted)) and s.id = r.session_id
     ), noted as (
       insert into session_events (org_id, session_id, type, orchestrator_id, queue_id, attempt, data)
       select :org_id, session_id, 'rerouted', orchestrator_id, id, attempts,
@@ -599,17 +598,17 @@ CANCEL = sql("""
         from dispatch_queue
        where org_id = :org_id and session_id = :session_id
     ), gone as (
-      delete from dispatch_queue q using row where q.org_id = :org_id and q.id = row.id and not row.claimed
+      delete from dispatch_queue q using row where q.org_id = :org_id and q.session_id = :session_id and not row.claimed
     ), asked as (
       update dispatch_queue q
          set cancel_requested_at = greatest(q.cancel_requested_at, coalesce(cast(:at as timestamptz), now())), wanted_again = false
         from row
-       where q.org_id = :org_id and q.id = row.id and row.claimed
+       where q.org_id = :org_id and q.session_id = :session_id and row.claimed
     ), told as (
       update dispatch_sessions s
          set status = 'cancelled', ended_at = now(), updated_at = now()
         from row
-       where s.org_id = :org_id and s.id = row.session_id and not row.claimed
+       where s.org_id = :org_id and s.id = :session_id and not row.claimed
     ), noted as (
       insert into session_events (org_id, session_id, type, orchestrator_id, queue_id, attempt, data)
       select :org_id, session_id, case when claimed then 'stop_requested' else 'cancelled' end, claimed_by, id, attempts,
@@ -646,8 +645,7 @@ REDIRECT = sql("""
     ), told as (
       update dispatch_sessions s
          set orchestrator_id = :orchestrator_id, repo = :repo, updated_at = now()
-        from redirected r
-       where s.org_id = :org_id and s.id = r.session_id
+       where s.org_id = :org_id and s.id = any (array(select session_id from redirected))
     )
     insert into session_events (org_id, session_id, type, orchestrator_id, queue_id, attempt, data)
     select :org_id, session_id, 'rerouted', cast(:orchestrator_id as uuid), id, attempts, jsonb_build_object('repo', cast(:repo as text))
