@@ -44,6 +44,20 @@ logging.getLogger("realtime").addHandler(logging.NullHandler())
 logging.getLogger("realtime").propagate = False
 
 
+class _Socket(AsyncRealtimeClient):
+    """One connection. The library's own way to connect again gives up after some attempts, and comes back with the first token."""
+
+    def __init__(self, over: asyncio.Event, url: str, **options: Any) -> None:
+        super().__init__(url, **options)
+        self._over = over
+
+    async def _listen(self) -> None:
+        """Whatever ends the reading of messages, the library's own mistakes included, ends the connection: nobody would hear of it."""
+        with contextlib.suppress(Exception):
+            await super()._listen()
+        self._over.set()
+
+
 class Realtime:
     """Polls, and looks sooner when it is told to. `credentials`: the `realtime` object of the registration's answer."""
 
@@ -117,13 +131,8 @@ class Realtime:
                 self._jwt = None  # it may be the token that the server does not like, or like any more
             over.set()
 
-        # The library's own reconnection gives up after some attempts, and comes back with the token of the first one.
-        socket = AsyncRealtimeClient(
-            f"{self._credentials['supabaseUrl']}/realtime/v1",
-            token=self._credentials["anonKey"],
-            auto_reconnect=False,
-            timeout=ANSWER_SECONDS,
-        )
+        url, key = f"{self._credentials['supabaseUrl']}/realtime/v1", self._credentials["anonKey"]
+        socket = _Socket(over, url, token=key, auto_reconnect=False, timeout=ANSWER_SECONDS)
         try:
             async with asyncio.timeout(OPENING_SECONDS):
                 await socket.set_auth(self._jwt)
@@ -184,7 +193,7 @@ class Realtime:
 def _good_for(expires_at: Any) -> float:
     """Seconds after which a token that has just come is exchanged. The clock on the wall, which may be wrong, can only shorten it."""
     try:
-        lifetime = datetime.fromisoformat(expires_at).timestamp() - time.time()
+        lifetime: float = datetime.fromisoformat(expires_at).timestamp() - time.time()
     except (TypeError, ValueError, OverflowError):
         lifetime = math.inf
     if lifetime < SHORTEST_LIFETIME_SECONDS:
@@ -194,7 +203,7 @@ def _good_for(expires_at: Any) -> float:
 
 def _backoff(failures: int) -> float:
     """Seconds: 1, 2, 4 … 60, half of it at random, so that machines whom a restart has thrown out do not come back together."""
-    longest = min(RETRY_SECONDS * 2 ** min(failures - 1, 10), LONGEST_RETRY_SECONDS)
+    longest = min(RETRY_SECONDS * 2.0 ** min(failures - 1, 10), LONGEST_RETRY_SECONDS)
     return longest * random.uniform(0.5, 1)  # noqa: S311 - spreads load, guards nothing
 
 
