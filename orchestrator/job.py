@@ -24,6 +24,8 @@ REPORT_SECONDS: Final = 5.0
 """Between two progress reports of a job; what comes in between is merged."""
 UNTOLD_LEASE_SECONDS: Final = 600.0
 """Where the server does not say how long a claim lasts: a third of it is often enough for any that has a timeout of minutes."""
+LAST_REPORT_SECONDS: Final = 3.0
+"""For a report that is under way when the work ends."""
 LONGEST_PAUSE_SECONDS: Final = 60.0
 
 Halt = Literal["stop", "lost", "shutdown"]
@@ -54,6 +56,7 @@ class Job:
         self._given = len(claim.message.prompts)  # how many of all, the first ones, the agent was given
         self._halted: Halt | None = None
         self._halt, self._check, self._reports = asyncio.Event(), asyncio.Event(), asyncio.Event()
+        self._saying = asyncio.Lock()
         self._progress: Progress | None = None
         self._run: Run | None = None
         self._since = asyncio.get_running_loop().time()
@@ -93,6 +96,8 @@ class Job:
                 self._event("lost", why="the claim is not held any more")
             else:
                 self._desk.journal.ended(self._held.queue_id, outcome)
+                if self._held.attempt is None:
+                    await self._silence(keeping)
                 await deliver(self._desk, self._held, outcome)
         finally:
             for task in keeping:
@@ -167,25 +172,34 @@ class Job:
         if (
             self._held.attempt is None
         ):  # the original protocol knows no renewal; a report is proof of life too
-            return await self._desk.client.report(self._held, percent=self._percent)
+            return await self._say()
         return await self._desk.client.renew(self._held, self._heard)
 
     async def _report(self) -> None:
         """The first report says that the work has begun; the others carry what the agent says, a few seconds apart."""
         while True:
             note = None if self._progress is None else self._progress.note
-            await self._tell(
-                self._desk.client.report(
-                    self._held, percent=self._percent, message=note, prompts_seen=self._heard
-                )
-            )
+            await self._tell(self._say(note))
             await asyncio.sleep(REPORT_SECONDS)
             await self._reports.wait()
             self._reports.clear()
 
-    @property
-    def _percent(self) -> int:
-        return 0 if self._progress is None else self._progress.percent
+    async def _say(self, note: str | None = None) -> News:
+        async with self._saying:
+            percent = 0 if self._progress is None else self._progress.percent
+            return await self._desk.client.report(
+                self._held, percent=percent, message=note, prompts_seen=self._heard
+            )
+
+    async def _silence(self, keeping: list[asyncio.Task[None]]) -> None:
+        """Ends the reports. Without an attempt the server cannot know that one is old: arriving after the end, it would say that the
+        work runs.
+        """
+        with suppress(TimeoutError):
+            async with asyncio.timeout(LAST_REPORT_SECONDS):
+                await self._saying.acquire()
+        for task in keeping:
+            task.cancel()
 
     async def _tell(self, request: Any) -> None:
         """One renewal or report. One that fails is not repeated: the next one says more."""
