@@ -31,7 +31,7 @@ def progress_in(line: str) -> Progress | None:
     found = _PROGRESS.fullmatch(line.strip())
     if found is None or int(found[1]) > 100:
         return None
-    note = storable(found[2] or "")[:LONGEST_NOTE].strip()
+    note = _cut(storable(found[2] or ""), LONGEST_NOTE).strip()
     return Progress(int(found[1]), note or None)
 
 
@@ -71,7 +71,12 @@ def storable(text: str) -> str:
 
 
 def _text(value: Any) -> str | None:
-    return storable(value)[:LONGEST_TEXT] if isinstance(value, str) else None
+    return _cut(storable(value), LONGEST_TEXT) if isinstance(value, str) else None
+
+
+def _cut(text: str, most: int) -> str:
+    """As a server counts that is written in JavaScript, in UTF-16; none counts more. No sign is halved."""
+    return text.encode("utf-16-le")[: 2 * most].decode("utf-16-le", "ignore")
 
 
 def _url(value: Any) -> str | None:
@@ -80,9 +85,11 @@ def _url(value: Any) -> str | None:
     value = value.strip()  # urlsplit overlooks what the server does not
     try:
         parts = urlsplit(value)
+        port = parts.port  # an odd one is only noticed when it is asked for
     except ValueError:
         return None
-    return value if parts.scheme.lower() in ("http", "https") and parts.hostname else None
+    good = parts.scheme.lower() in ("http", "https") and parts.hostname and port != 0 and " " not in value
+    return value if good else None
 
 
 def _tokens(value: Any) -> int | None:
