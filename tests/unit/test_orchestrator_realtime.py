@@ -251,28 +251,24 @@ def test_each_break_is_a_look() -> None:
 # -- the token ----------------------------------------------------------------------------------------------------------
 
 
-def in_seconds(seconds: float) -> str:
-    return (datetime.now(UTC) + timedelta(seconds=seconds)).isoformat().replace("+00:00", "Z")
-
-
 @pytest.mark.parametrize(
-    ("expires_at", "wanted"),
+    ("left", "wanted"),
     [
-        (in_seconds(3600), 2700),
-        (in_seconds(1200), 900),
-        (in_seconds(90_000), 2700),  # the clock here is a day late
-        (in_seconds(30), 2700),  # or nearly an hour early
-        (in_seconds(-5000), 2700),
-        (None, 2700),
-        ("soon", 2700),
-        (7, 2700),
-        ("9999-12-31T23:59:59", 2700),
+        (3600, 2700),
+        (1200, 900),
+        (90_000, 2700),  # the clock here is a day late
+        (30, 2700),  # or nearly an hour early
+        (-5000, 2700),
     ],
 )
-def test_a_token_is_exchanged_after_three_quarters_of_what_it_is_good_for(
-    expires_at: Any, wanted: float
-) -> None:
+def test_a_token_is_exchanged_after_three_quarters_of_what_it_is_good_for(left: float, wanted: float) -> None:
+    expires_at = (datetime.now(UTC) + timedelta(seconds=left)).isoformat().replace("+00:00", "Z")
     assert wanted - 60 <= realtime._good_for(expires_at) <= wanted
+
+
+@pytest.mark.parametrize("expires_at", [None, "soon", 7, "9999-12-31T23:59:59", "0001-01-01T00:00:00"])
+def test_a_token_that_does_not_say_how_long_is_good_for_an_hour(expires_at: Any) -> None:
+    assert realtime._good_for(expires_at) == 2700
 
 
 class Connected:
