@@ -134,7 +134,7 @@ class Outside(Exception):
 
 
 def read(
-    method: str, target: str, headers: Mapping[str, str], body: bytes
+    method: str, target: str, headers: Message[str, str], body: bytes
 ) -> tuple[str, str, dict[str, Any]]:
     """The route's name, the id in the path and the body. Raises Outside."""
     if headers.get("Content-Type") != "application/json":
