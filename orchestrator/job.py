@@ -276,7 +276,9 @@ async def deliver(desk: Desk, held: Held, outcome: Completion | Release) -> None
             if isinstance(outcome, Release):
                 desk.journal.forget(held.queue_id)
                 return
-            outcome = Release(f"the server did not take the result: {error}")
+            # That it is over counts more than what was said about it.
+            bare = outcome._replace(facts={})
+            outcome = bare if outcome.facts else Release(f"the server did not take the result: {error}")
         else:
             desk.journal.forget(held.queue_id)
             _announce(event, outcome)

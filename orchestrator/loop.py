@@ -28,6 +28,8 @@ CLOCK_SECONDS: Final = 5.0
 ASLEEP_SECONDS: Final = 10.0
 """The clock on the wall is off by this much after a short nap of ours: the machine was asleep, or the clock was set, which costs one
 renewal of each claim."""
+AGAIN_SECONDS: Final = 60.0
+"""Before the same row is taken again from a server of the original protocol, which may offer what was given back at once."""
 LAST_WORD_SECONDS: Final = 10.0
 """At the end, for telling the server; what it does not take by then is in the journal."""
 RESTARTED: Final = "the orchestrator was restarted while the work was under way"
@@ -71,6 +73,9 @@ class Orchestrator:
             str, asyncio.Task[None]
         ] = {}  # by queue id: all that takes a place, what is only given back included
         self._jobs: dict[str, Job] = {}
+        self._taken: dict[
+            str, float
+        ] = {}  # when, by the loop's clock; only what a server without attempts has given
         self._ending = asyncio.Event()
         self._signals = 0
         self._refusal: str | None = None
@@ -292,7 +297,7 @@ class Orchestrator:
     async def _claiming(self, transport: Transport, *, once: bool) -> None:
         """Looks only when something could be started; with `once`, until a look finds nothing and everything has ended."""
         while not self._ending.is_set():
-            if len(self._tasks) >= self._machine.max_jobs:
+            if not self._has_room():
                 await self._until_a_place_is_free()
                 continue
             if not once:
@@ -326,7 +331,11 @@ class Orchestrator:
         for message in polled.messages:
             if message.queue_id in self._jobs:
                 self._jobs[message.queue_id].halt("lost")  # it waits again: this machine's claim has expired
-            elif message.queue_id not in self._tasks and len(self._tasks) < self._machine.max_jobs:
+            elif (
+                message.queue_id not in self._tasks
+                and not self._too_soon(message.queue_id)
+                and self._has_room()
+            ):
                 found = await self._claim(message) or found
         # "At once" is right after a wait at the server, and this was none.
         hint = polled.poll_after if polled.poll_after is None else max(polled.poll_after, SHORTEST_SECONDS)
@@ -358,8 +367,19 @@ class Orchestrator:
             )
             job = Job(self._desk, claim)
             self._hold(message.queue_id, job.run(), job)
+            if claim.attempt is None:
+                self._taken[message.queue_id] = asyncio.get_running_loop().time()
             return True
         return False
+
+    def _has_room(self) -> bool:
+        return len(self._tasks) < self._machine.max_jobs
+
+    def _too_soon(self, queue_id: str) -> bool:
+        """Whether it was taken less than a minute ago. A server of ours counts attempts and waits by itself."""
+        since = asyncio.get_running_loop().time() - AGAIN_SECONDS
+        self._taken = {taken: at for taken, at in self._taken.items() if at > since}
+        return queue_id in self._taken
 
 
 def _held(entry: Entry) -> Held:

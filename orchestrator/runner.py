@@ -29,7 +29,7 @@ from orchestrator.wire import Completion, Message, Release
 GATE: Final = 'IFS= read -r go || exit 125; exec "$@"'
 TRY_AGAIN: Final = 75  # EX_TEMPFAIL of sysexits.h
 LONGEST_LINE: Final = 64 * 1024
-TAIL: Final = 64 * 1024
+TAIL: Final = 256 * 1024
 LOG_BYTES: Final = 5_000_000
 LOG_FILES: Final = 3
 LAST_WORDS_SECONDS: Final = 2.0

@@ -213,9 +213,13 @@ def test_an_agent_that_asks_for_another_attempt_gives_the_work_back_with_its_rea
     assert server.so_far("complete") == []
 
 
-def test_what_was_given_back_and_waits_again_is_done_again(server: OriginalServer, machine: Machine) -> None:
+def test_what_was_given_back_and_is_offered_again_at_once_is_not_taken_again_at_once(
+    server: OriginalServer, machine: Machine
+) -> None:
     row = server.work()
     machine.agent("test -e before || { touch before; exit 75; }")
+    assert machine.once() == 0
+    assert (row.state, machine.runs) == ("waits", 1)
     assert machine.once() == 0
     assert row.result == {"success": True}
     assert (len(server.so_far("claim")), len(server.so_far("release")), machine.runs) == (2, 1, 2)
