@@ -5,38 +5,29 @@ Each route is one transaction, and its boundary stands here. What a machine may 
 
 from __future__ import annotations
 
-from decimal import Decimal
 from time import monotonic
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NoReturn
 from uuid import UUID
 
-from pydantic import BaseModel
-
+from functions import session_reports
 from functions.app import App
-from functions.session_view import event_view, session_view
-from functions.web import Request, Response, Route, bearer_token, dispatch, integer_parameter, read_json
-from shared import dispatch_queue, orchestrators, session_history, sessions
+from functions.session_view import news
+from functions.web import Request, Response, Route, bearer_token, body_of, dispatch, integer_parameter
+from shared import dispatch_queue, orchestrators, session_history
 from shared.db import CLAIM, Tx, transaction
 from shared.errors import ClaimLost, DispatchError, MachineFull, NotFound
 from shared.ids import parse_id
 from shared.messages import (
     ClaimManyRequest,
-    CompleteRequest,
     HeartbeatRequest,
     RegisterRequest,
     ReleaseRequest,
     RenewRequest,
-    StatusRequest,
     dispatch_message,
 )
-from shared.reopening import begin_again
 
-BODY_LIMIT = 256 * 1024
 POLL_LIMIT = 64
-COMPLETED = {"status": "completed", "linearSynced": False}
 LONGEST_WAIT_SECONDS = 60
-
-Body = TypeVar("Body", bound=BaseModel)
 
 
 def handle(app: App, request: Request) -> Response:
@@ -44,16 +35,12 @@ def handle(app: App, request: Request) -> Response:
     return dispatch(ROUTES, app, request)
 
 
-def _body(model: type[Body], request: Request) -> Body:
-    return model.model_validate(read_json(request, BODY_LIMIT))
-
-
 # -- the machine itself -------------------------------------------------------------------------------------------------
 
 
 def register(app: App, request: Request) -> Response:
     """`POST /api/orchestrators/register`"""
-    body = _body(RegisterRequest, request)
+    body = body_of(RegisterRequest, request)
     with transaction(app.engine, CLAIM) as tx:
         machine = orchestrators.authenticate(tx, bearer_token(request))
         orchestrator_id = orchestrators.register(
@@ -67,7 +54,7 @@ def register(app: App, request: Request) -> Response:
 
 def heartbeat(app: App, request: Request, orchestrator_id: str) -> Response:
     """`POST /api/orchestrators/:id/heartbeat`"""
-    body = _body(HeartbeatRequest, request)
+    body = body_of(HeartbeatRequest, request)
     with transaction(app.engine, CLAIM) as tx:
         machine = orchestrators.authenticate(tx, bearer_token(request))
         me = machine.registered()
@@ -180,7 +167,7 @@ def _claim_answer(app: App, org_id: UUID, me: UUID, work: dispatch_queue.Work) -
 
 def claim_many(app: App, request: Request) -> Response:
     """`POST /api/dispatch/claim`"""
-    body = _body(ClaimManyRequest, request)
+    body = body_of(ClaimManyRequest, request)
     with transaction(app.engine, CLAIM) as tx:
         machine = orchestrators.authenticate(tx, bearer_token(request))
         me = machine.registered()
@@ -193,7 +180,7 @@ def claim_many(app: App, request: Request) -> Response:
 
 def renew(app: App, request: Request, queue_id: str) -> Response:
     """`POST /api/dispatch/:queueId/renew`"""
-    row_id, body = parse_id(queue_id), _body(RenewRequest, request)
+    row_id, body = parse_id(queue_id), body_of(RenewRequest, request)
     with transaction(app.engine, CLAIM) as tx:
         machine = orchestrators.authenticate(tx, bearer_token(request))
         me = machine.registered()
@@ -202,20 +189,12 @@ def renew(app: App, request: Request, queue_id: str) -> Response:
         )
         if renewal is None:
             _explain(tx, machine.org_id, me, row_id)
-    return Response(200, {"leaseSeconds": app.policy.claim_timeout, **_news(renewal, body.promptsSeen)})
-
-
-def _news(renewal: dispatch_queue.Renewal, prompts_seen: int) -> dict[str, Any]:
-    """What the machine must hear while it works: a request to stop, and follow-ups that it has not seen."""
-    news: dict[str, Any] = {"cancelRequested": renewal.cancel_requested}
-    if prompts := renewal.prompts[prompts_seen:]:
-        news["prompts"] = prompts
-    return news
+    return Response(200, {"leaseSeconds": app.policy.claim_timeout, **news(renewal, body.promptsSeen)})
 
 
 def release(app: App, request: Request, queue_id: str) -> Response:
     """`POST /api/dispatch/:queueId/release`"""
-    row_id, body = parse_id(queue_id), _body(ReleaseRequest, request)
+    row_id, body = parse_id(queue_id), body_of(ReleaseRequest, request)
     with transaction(app.engine, CLAIM) as tx:
         machine = orchestrators.authenticate(tx, bearer_token(request))
         me = machine.registered()
@@ -270,133 +249,6 @@ def _reason(tx: Tx, org_id: UUID, me: UUID, queue_id: UUID) -> DispatchError:
     return ClaimLost(attempts=row.attempts)
 
 
-# -- the session --------------------------------------------------------------------------------------------------------
-
-
-def status(app: App, request: Request, session_id: str) -> Response:
-    """`POST /api/sessions/:id/status`. Proof of life for the claim, whatever it says; never the end of it."""
-    id_, body = parse_id(session_id, "session"), _body(StatusRequest, request)
-    with transaction(app.engine, CLAIM) as tx:
-        machine = orchestrators.authenticate(tx, bearer_token(request))
-        me = machine.registered()
-        renewal = dispatch_queue.renew(
-            tx,
-            org_id=machine.org_id,
-            orchestrator_id=me,
-            session_id=id_,
-            queue_id=_named(body.queueId),
-            attempt=body.attempt,
-        )
-        if renewal is None:
-            _require_over(tx, machine.org_id, me, id_, _named(body.queueId))
-            return Response(200, {"status": "over", "cancelRequested": False})
-        sessions.report(
-            tx,
-            org_id=machine.org_id,
-            session_id=id_,
-            orchestrator_id=me,
-            queue_id=renewal.queue_id,
-            attempt=renewal.attempt,
-            status=body.status,
-            progress_percent=None if body.progressPercent is None else round(body.progressPercent),
-            message=body.message,
-        )
-    return Response(200, {"status": "ok", **_news(renewal, body.promptsSeen)})
-
-
-def _require_over(tx: Tx, org_id: UUID, me: UUID, session_id: UUID, queue_id: UUID | None) -> None:
-    """A report about a claim that is not held: harmless when what was claimed is over, a lost claim when it goes on elsewhere.
-
-    A session may have begun anew since, with another row: what was said of the old one is said to nobody.
-    """
-    session = session_history.session_of_machine(tx, org_id=org_id, session_id=session_id, orchestrator_id=me)
-    if session is None:
-        raise NotFound(f"no session {session_id}")
-    if session.is_over:
-        return
-    if queue_id is not None and dispatch_queue.standing(tx, org_id=org_id, queue_id=queue_id) is None:
-        held = session_history.session_once_claimed(tx, org_id=org_id, queue_id=queue_id, orchestrator_id=me)
-        if held == session_id:
-            return
-    raise ClaimLost
-
-
-def complete(app: App, request: Request, session_id: str) -> Response:
-    """`POST /api/sessions/:id/complete`. Settles the row and closes the session in one transaction; repeating it changes nothing.
-
-    Follow-ups that came in too late for the agent begin the session anew, in the same transaction.
-    """
-    id_, body = parse_id(session_id, "session"), _body(CompleteRequest, request)
-    with transaction(app.engine, CLAIM) as tx:
-        machine = orchestrators.authenticate(tx, bearer_token(request))
-        me = machine.registered()
-        settled = dispatch_queue.settle(
-            tx,
-            org_id=machine.org_id,
-            orchestrator_id=me,
-            session_id=id_,
-            queue_id=_named(body.queueId),
-            attempt=body.attempt,
-            prompts_seen=body.promptsSeen,
-        )
-        if settled is None:
-            _require_over(tx, machine.org_id, me, id_, _named(body.queueId))
-            return Response(200, COMPLETED)
-        sessions.close_session(
-            tx,
-            org_id=machine.org_id,
-            session_id=id_,
-            result=_result(body, settled),
-            orchestrator_id=me,
-            queue_id=settled.queue_id,
-            attempt=settled.attempt,
-        )
-        if (left := settled.left_to_do(success=body.success)) is not None:
-            begin_again(
-                tx,
-                org_id=machine.org_id,
-                session_id=id_,
-                message=left,
-                offline_after=app.policy.offline_after,
-                preferred=me,
-            )
-    return Response(200, COMPLETED)
-
-
-def _named(queue_id: str | None) -> UUID | None:
-    return None if queue_id is None else UUID(queue_id)
-
-
-def _result(body: CompleteRequest, settled: dispatch_queue.Settled) -> sessions.Result:
-    """A machine that was asked to stop and did not finish has stopped; one that finished all the same has finished."""
-    failure = "cancelled" if settled.cancel_requested else "error"
-    return sessions.Result(
-        status="complete" if body.success else failure,  # type: ignore[arg-type]  # mypy widens the conditional's literals
-        pr_url=body.prUrl,
-        summary=body.summary,
-        tokens_used=body.tokensUsed,
-        cost_usd=None if body.costUsd is None else Decimal(str(body.costUsd)),
-        error_message=None
-        if body.success
-        else (body.errorMessage or "the machine reported a failure without a reason"),
-    )
-
-
-def session(app: App, request: Request, session_id: str) -> Response:
-    """`GET /api/sessions/:id`"""
-    id_ = parse_id(session_id, "session")
-    with transaction(app.engine, CLAIM) as tx:
-        machine = orchestrators.authenticate(tx, bearer_token(request))
-        me = machine.registered()
-        found = session_history.session_of_machine(
-            tx, org_id=machine.org_id, session_id=id_, orchestrator_id=me
-        )
-        if found is None:
-            raise NotFound(f"no session {session_id}")
-        events = session_history.timeline(tx, org_id=machine.org_id, session_id=id_)
-    return Response(200, {"session": session_view(found), "events": [event_view(event) for event in events]})
-
-
 ROUTES = [
     Route("POST", "/api/orchestrators/register", register),
     Route("POST", "/api/orchestrators/token", realtime_token),
@@ -406,7 +258,7 @@ ROUTES = [
     Route("POST", "/api/dispatch/{queue_id}/claim", claim),
     Route("POST", "/api/dispatch/{queue_id}/renew", renew),
     Route("POST", "/api/dispatch/{queue_id}/release", release),
-    Route("POST", "/api/sessions/{session_id}/status", status),
-    Route("POST", "/api/sessions/{session_id}/complete", complete),
-    Route("GET", "/api/sessions/{session_id}", session),
+    Route("POST", "/api/sessions/{session_id}/status", session_reports.status),
+    Route("POST", "/api/sessions/{session_id}/complete", session_reports.complete),
+    Route("GET", "/api/sessions/{session_id}", session_reports.session),
 ]

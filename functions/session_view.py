@@ -1,9 +1,10 @@
-"""A session and its history as `GET /api/sessions/:id` shows them: absent where there is no value, never null."""
+"""A session and its history as machines see them: absent where there is no value, never null."""
 
 from __future__ import annotations
 
 from typing import Any
 
+from shared.dispatch_queue import Renewal
 from shared.messages import timestamp
 from shared.session_history import Event, Session
 
@@ -50,3 +51,11 @@ def event_view(event: Event) -> dict[str, Any]:
         "createdAt": timestamp(event.created_at),
     }
     return {name: value for name, value in view.items() if value is not None}
+
+
+def news(renewal: Renewal, prompts_seen: int) -> dict[str, Any]:
+    """What the machine must hear while it works: a request to stop, and follow-ups that it has not seen."""
+    told: dict[str, Any] = {"cancelRequested": renewal.cancel_requested}
+    if prompts := renewal.prompts[prompts_seen:]:
+        told["prompts"] = prompts
+    return told

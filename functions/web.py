@@ -10,9 +10,9 @@ import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
@@ -179,6 +179,17 @@ def read_event(request: Request, limit: int) -> dict[str, Any]:
     if len(request.body) > limit:
         raise BodyTooLarge(f"the body is larger than {limit} bytes", field="body", limitBytes=limit)
     return parse_object(request.body, storable=False)
+
+
+BODY_LIMIT: Final = 256 * 1024
+"""Bytes: of what a machine sends."""
+
+Body = TypeVar("Body", bound=BaseModel)
+
+
+def body_of(model: type[Body], request: Request) -> Body:
+    """What a machine has sent, checked. Raises BodyTooLarge, InvalidRequest, ValidationError."""
+    return model.model_validate(read_json(request, BODY_LIMIT))
 
 
 def integer_parameter(request: Request, name: str, *, default: int, minimum: int, maximum: int) -> int:

@@ -13,15 +13,15 @@ from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, TypeVar
 
-from orchestrator import processes
 from orchestrator.client import ClaimLost, Client, NotRegistered, Refused, TokenRefused, TryLater
 from orchestrator.job import Desk, Job, deliver
-from orchestrator.journal import Entry, Journal
+from orchestrator.journal import Journal
 from orchestrator.pace import SHORTEST_SECONDS, Pace
+from orchestrator.recovery import RESTARTED, UNANSWERED, give_back, held, resume
 from orchestrator.runner import Command
 from orchestrator.screen import Line
 from orchestrator.transports import Transport
-from orchestrator.wire import Claim, Completion, Held, Message, Registration, Release, Unreadable
+from orchestrator.wire import Claim, Message, Registration, Unreadable
 
 HEARTBEAT_SECONDS: Final = 30.0
 CLOCK_SECONDS: Final = 5.0
@@ -32,8 +32,6 @@ AGAIN_SECONDS: Final = 60.0
 """Before the same row is taken again from a server of the original protocol, which may offer what was given back at once."""
 LAST_WORD_SECONDS: Final = 10.0
 """At the end, for telling the server; what it does not take by then is in the journal."""
-RESTARTED: Final = "the orchestrator was restarted while the work was under way"
-UNANSWERED: Final = "the answer to the claim never arrived"
 
 Result = TypeVar("Result")
 MakeTransport = Callable[[Registration], Transport]
@@ -69,13 +67,11 @@ class Orchestrator:
     ) -> None:
         self._machine, self._client, self._journal = machine, client, journal
         self.pace = Pace()
-        self._tasks: dict[
-            str, asyncio.Task[None]
-        ] = {}  # by queue id: all that takes a place, what is only given back included
+        # By queue id: all that takes a place, what is only given back included.
+        self._tasks: dict[str, asyncio.Task[None]] = {}
         self._jobs: dict[str, Job] = {}
-        self._taken: dict[
-            str, float
-        ] = {}  # when, by the loop's clock; only what a server without attempts has given
+        # When, by the loop's clock; only what a server without attempts has given.
+        self._taken: dict[str, float] = {}
         self._ending = asyncio.Event()
         self._signals = 0
         self._refusal: str | None = None
@@ -157,7 +153,7 @@ class Orchestrator:
             if (
                 entry.state == "asked" and entry.queue_id not in self._tasks
             ):  # cut off between the question and the answer
-                self._hold(entry.queue_id, self._give_back(entry, UNANSWERED))
+                self._hold(entry.queue_id, give_back(self._desk, entry, UNANSWERED))
         running = list(self._tasks.values())
         if not running:
             return
@@ -238,42 +234,12 @@ class Orchestrator:
         for entry in self._journal.unfinished():
             self._screen.event("found", issue=entry.identifier, attempt=entry.attempt, state=entry.state)
             if entry.state == "ended" and entry.outcome is not None:
-                self._hold(entry.queue_id, self._deliver(entry, entry.outcome))
+                self._hold(entry.queue_id, deliver(self._desk, held(entry), entry.outcome))
             elif entry.state == "claimed" and entry.attempt is not None and entry.message is not None:
                 job = Job(self._desk, Claim(entry.message, entry.attempt, None))
-                self._hold(entry.queue_id, self._resume(entry, job), job)
+                self._hold(entry.queue_id, resume(self._desk, entry, job), job)
             else:
-                self._hold(entry.queue_id, self._give_back(entry, RESTARTED))
-
-    async def _resume(self, entry: Entry, job: Job) -> None:
-        """Runs what was claimed and not begun, if the claim is still held."""
-        pace = Pace()
-        while entry.attempt is not None:
-            try:
-                await self._client.renew(_held(entry), 0)
-            except TryLater as error:
-                pace.failed(error.retry_after)
-                await pace.until_due()
-            except (ClaimLost, Refused, NotRegistered, Unreadable) as error:
-                self._screen.event("lost", issue=entry.identifier, attempt=entry.attempt, why=str(error))
-                self._journal.forget(entry.queue_id)
-                return
-            except TokenRefused as error:
-                self._refused(str(error))
-                return
-            else:
-                break
-        await job.run()
-
-    async def _give_back(self, entry: Entry, why: str) -> None:
-        """Ends the agent that was left behind, if there is one, and releases the claim, if it was granted."""
-        if entry.pid is not None and processes.is_ours(entry.pid, entry.birth):
-            self._screen.event("orphan", issue=entry.identifier, process=entry.pid)
-            await processes.end(entry.pid, self._desk.command.patience)
-        await self._deliver(entry, Release(why))
-
-    async def _deliver(self, entry: Entry, outcome: Completion | Release) -> None:
-        await deliver(self._desk, _held(entry), outcome)
+                self._hold(entry.queue_id, give_back(self._desk, entry, RESTARTED))
 
     def _hold(self, queue_id: str, work: Coroutine[Any, Any, None], job: Job | None = None) -> None:
         """Gives a place to `work`, until it has ended."""
@@ -355,7 +321,7 @@ class Orchestrator:
             # It may have been granted all the same. Given back it is somebody's in a minute, not after the claim's timeout.
             self._screen.event("unheard", issue=message.identifier, why=str(error))
             asked = next(each for each in self._journal.unfinished() if each.queue_id == message.queue_id)
-            self._hold(message.queue_id, self._give_back(asked, UNANSWERED))
+            self._hold(message.queue_id, give_back(self._desk, asked, UNANSWERED))
         else:
             self._journal.claimed(claim)
             self._screen.event(
@@ -380,7 +346,3 @@ class Orchestrator:
         since = asyncio.get_running_loop().time() - AGAIN_SECONDS
         self._taken = {taken: at for taken, at in self._taken.items() if at > since}
         return queue_id in self._taken
-
-
-def _held(entry: Entry) -> Held:
-    return Held(entry.queue_id, entry.session_id, entry.identifier, entry.attempt)

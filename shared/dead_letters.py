@@ -8,10 +8,7 @@ from typing import Any, NamedTuple
 from uuid import UUID
 
 from shared.db import Tx, sql
-from shared.dispatch_queue import enqueue_dispatch
-from shared.errors import Conflict, NotFound
-from shared.orchestrators import route
-from shared.sessions import record_event, reopen
+from shared.sessions import record_event
 
 
 class DeadLetter(NamedTuple):
@@ -79,53 +76,3 @@ def undelivered(tx: Tx, *, org_id: UUID, session_id: UUID) -> dict[str, Any] | N
     """The message of a session that ended without anybody having done it; None for any other."""
     row = tx.first(UNDELIVERED, org_id=org_id, session_id=session_id)
     return None if row is None else row[0]
-
-
-LAST = sql("""
-    select s.repo, s.status, e.data -> 'payload' as payload, s.status = 'error' and s.error_code <> 'failed' as is_dead_letter
-      from dispatch_sessions s
-      left join lateral (
-        select data from session_events
-         where org_id = s.org_id and session_id = s.id and type = 'dead_lettered'
-         order by id desc limit 1) e on true
-     where s.org_id = :org_id and s.id = :session_id
-       for update of s
-""")
-
-
-def redrive(tx: Tx, *, org_id: UUID, session_id: UUID, offline_after: int, repo: str | None = None) -> UUID:
-    """Sends a dead letter again: the session is open once more, with a new row that starts at attempt 1.
-
-    Args:
-        repo: names the repository where routing had found none.
-
-    Returns the id of the new row.
-    Raises NotFound (no such session), Conflict (not a dead letter; its issue has another open session; no machine serves its repository).
-    """
-    row = tx.first(LAST, org_id=org_id, session_id=session_id)
-    if row is None:
-        raise NotFound(f"no session {session_id}")
-    if row.payload is None or not row.is_dead_letter:
-        raise Conflict(f"session {session_id} is no dead letter: its status is {row.status}")
-    repo = repo or row.repo
-    if repo is None:
-        raise Conflict(f"session {session_id} has no repository: name one")
-    orchestrator_id = route(tx, org_id=org_id, repo=repo, offline_after=offline_after)
-    if orchestrator_id is None:
-        raise Conflict(f"no machine serves {repo}: register one, or add a route")
-    if not reopen(tx, org_id=org_id, session_id=session_id, orchestrator_id=orchestrator_id, repo=repo):
-        raise Conflict(f"the issue of session {session_id} has another open session")
-    message = {**row.payload, "repo": repo}
-    queue_id = enqueue_dispatch(
-        tx, org_id=org_id, orchestrator_id=orchestrator_id, session_id=session_id, message=message
-    )
-    record_event(
-        tx,
-        org_id=org_id,
-        session_id=session_id,
-        type="redriven",
-        orchestrator_id=orchestrator_id,
-        queue_id=queue_id,
-        data={},
-    )
-    return queue_id

@@ -218,63 +218,6 @@ def report(
     return row is not None
 
 
-# Reopening waits for whoever is ending or reopening the session now, and then looks again: two prompts make one new row.
-REOPEN = sql("""
-    update dispatch_sessions
-       set status = 'pending', ended_at = null, error_code = null, error_message = null, progress_percent = null,
-           orchestrator_id = :orchestrator_id, repo = :repo, updated_at = now(),
-           requested_at = greatest(requested_at, cast(:requested_at as timestamptz))
-     where org_id = :org_id and id = :session_id and ended_at is not null
-       and not exists (select from dispatch_sessions other
-                        where other.org_id = dispatch_sessions.org_id and other.workspace_id = dispatch_sessions.workspace_id
-                          and other.linear_issue_id = dispatch_sessions.linear_issue_id and other.ended_at is null)
-    returning id
-""")
-
-
-def reopen(
-    tx: Tx,
-    *,
-    org_id: UUID,
-    session_id: UUID,
-    orchestrator_id: UUID,
-    repo: str,
-    requested_at: datetime | None = None,
-) -> bool:
-    """Makes an ended session deliverable again; the caller enqueues it in the same transaction. False: it or another of its issue is open.
-
-    Args:
-        requested_at: when this was asked for, by Linear's clock: an older stop is not meant for it.
-
-    Raises IntegrityError when another session of the issue is opened at this very moment.
-    """
-    row = tx.first(
-        REOPEN,
-        org_id=org_id,
-        session_id=session_id,
-        orchestrator_id=orchestrator_id,
-        repo=repo,
-        requested_at=requested_at,
-    )
-    return row is not None
-
-
-UNDELIVERED = sql("""
-    update dispatch_sessions
-       set status = 'error', error_code = :error_code, error_message = :error, ended_at = now(), updated_at = now()
-     where org_id = :org_id and id = :session_id and ended_at is not null
-    returning id
-""")
-
-
-def end_undelivered(tx: Tx, *, org_id: UUID, session_id: UUID, error_code: str, error: str) -> bool:
-    """What was asked for after a session's end cannot be delivered: whatever its end was, it is an error now. False: it is open."""
-    return (
-        tx.first(UNDELIVERED, org_id=org_id, session_id=session_id, error_code=error_code, error=error)
-        is not None
-    )
-
-
 RECORD = sql("""
     insert into session_events (org_id, session_id, type, orchestrator_id, queue_id, attempt, data)
     values (:org_id, :session_id, :type, :orchestrator_id, :queue_id, :attempt, cast(:data as jsonb))

@@ -12,7 +12,7 @@ from infra.admin import queue_views
 from infra.admin.arguments import Group, repo, word
 from infra.admin.console import Console, Meant
 from infra.admin.output import and_to_be_stopped
-from shared import dead_letters, dispatch_queue
+from shared import dead_letters, dispatch_queue, reopening
 from shared.db import OPERATOR, transaction
 from shared.dispatch_queue import RetryPolicy
 from shared.errors import Conflict
@@ -118,7 +118,7 @@ def redrive(console: Console) -> int:
     try:
         with transaction(console.engine, OPERATOR) as tx:
             session = console.session(tx, options.session, meant=A_DEAD_LETTER)
-            queue_id = dead_letters.redrive(
+            queue_id = reopening.redrive(
                 tx,
                 org_id=session.org_id,
                 session_id=session.id,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from sqlalchemy import Engine
 
-from shared import dead_letters, dispatch_queue
+from shared import dead_letters, dispatch_queue, reopening
 from shared.db import transaction
 from shared.dispatch_queue import RetryPolicy
 from shared.errors import Conflict, NotFound
@@ -44,7 +44,7 @@ def listed(engine: Engine, tenant: Tenant) -> list[dead_letters.DeadLetter]:
 
 def redriven(engine: Engine, queued: Queued, *, repo: str | None = None) -> Queued:
     with transaction(engine) as tx:
-        row = dead_letters.redrive(
+        row = reopening.redrive(
             tx, org_id=queued.org_id, session_id=queued.session_id, offline_after=90, repo=repo
         )
     return Queued(queued.org_id, queued.session_id, row)
@@ -160,7 +160,7 @@ def test_a_redrive_needs_a_machine_that_serves_the_repository(
 def test_of_two_redrives_at_once_one_makes_the_row(engine: Engine, machine: Machine, queued: Queued) -> None:
     dropped(engine, machine, queued)
     with transaction(engine) as tx:
-        dead_letters.redrive(tx, org_id=queued.org_id, session_id=queued.session_id, offline_after=90)
+        reopening.redrive(tx, org_id=queued.org_id, session_id=queued.session_id, offline_after=90)
         [second] = meanwhile(engine, lambda: redriven(engine, queued))
     with pytest.raises(Conflict, match="its status is pending"):
         second.result(timeout=5)

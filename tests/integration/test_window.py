@@ -13,7 +13,7 @@ from sqlalchemy import Engine, event
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import DBAPIError
 
-from shared import dispatch_queue, sessions
+from shared import dispatch_queue, reopening, sessions
 from shared.db import Tx, sql, transaction
 from shared.sessions import Ended, NewSession, Result
 from tests.given import (
@@ -152,7 +152,7 @@ def test_reopening_without_enqueueing_does_not_commit(
 ) -> None:
     committed(engine, cancel, queued)
     with pytest.raises(DBAPIError, match="DQ001"), transaction(engine) as tx:
-        assert sessions.reopen(
+        assert reopening.reopen(
             tx,
             org_id=queued.org_id,
             session_id=queued.session_id,

@@ -8,7 +8,7 @@ from uuid import UUID
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, initialize, multiple, rule
 
-from shared import dead_letters, dispatch_queue, orchestrators, sessions
+from shared import dispatch_queue, orchestrators, reopening, sessions
 from shared.db import Tx, sql, transaction
 from shared.dispatch_queue import RetryPolicy
 from shared.errors import Conflict
@@ -125,7 +125,7 @@ class Arrivals(World):
             if machine is None:
                 return
             assert chosen is not None
-            reopened = sessions.reopen(
+            reopened = reopening.reopen(
                 tx,
                 org_id=queued.org_id,
                 session_id=queued.session_id,
@@ -161,7 +161,7 @@ class Arrivals(World):
         possible = model.is_dead_letter and bool(serving) and not self.model.is_open(model.issue)
         try:
             with transaction(self.engine) as tx:
-                queue_id = dead_letters.redrive(
+                queue_id = reopening.redrive(
                     tx,
                     org_id=queued.org_id,
                     session_id=queued.session_id,
