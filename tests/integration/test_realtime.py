@@ -285,9 +285,12 @@ def test_it_is_told_no_payload(scene: Scene, monkeypatch: pytest.MonkeyPatch) ->
 # -- the connection -----------------------------------------------------------------------------------------------------
 
 
-def test_a_connection_that_breaks_is_a_look_and_is_made_again(scene: Scene) -> None:
+def test_a_connection_that_breaks_is_a_look_and_is_made_again(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def use() -> None:
         await scene.subscribed()
+        tokens_last(monkeypatch, 2)  # another token would be another one
         for times in (2, 3, 4):
             scene.server.cut()
             await scene.looks()
@@ -302,6 +305,26 @@ def test_a_connection_that_breaks_is_a_look_and_is_made_again(scene: Scene) -> N
 
 def _has_come_back(times: int, server: SupabaseRealtime) -> bool:
     return len(server.joins) == times and server.subscribed == 1
+
+
+def test_a_message_that_nobody_can_read_ends_the_connection_and_not_the_hearing(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: object) -> None:
+        raise RuntimeError
+
+    async def use() -> None:
+        with monkeypatch.context() as once:
+            once.setattr(Realtime, "_heard", fails)
+            await scene.subscribed()
+        assert scene.commits("INSERT", scene.enqueued()) == 1
+        await scene.looks()
+        await scene.until(partial(_has_come_back, 2))
+        await scene.looks()
+        assert scene.commits("INSERT", scene.enqueued()) == 1
+        await scene.looks()
+
+    scene.run(use)
 
 
 def test_while_there_is_no_connection_it_polls(scene: Scene) -> None:
