@@ -9,7 +9,7 @@ from typing import Final, Literal, NamedTuple
 
 from sqlalchemy.exc import DBAPIError
 
-from infra.admin import listen, views
+from infra.admin import listen, realtime, views
 from infra.admin.arguments import Group
 from infra.admin.console import Console
 from infra.admin.failures import explained, is_unreachable
@@ -52,7 +52,17 @@ def doctor(console: Console) -> int:
     findings: list[Finding] = []
     code = 0
     try:
-        for check in (_database, _schema, _invariants, _secrets, _machines, _backlog, _sweep, _listen):
+        for check in (
+            _database,
+            _schema,
+            _invariants,
+            _secrets,
+            _machines,
+            _backlog,
+            _sweep,
+            _listen,
+            _realtime,
+        ):
             with transaction(console.engine, OPERATOR) as tx:
                 findings.extend(check(console, tx))
         if console.settings.database_listen_url is not None:
@@ -248,6 +258,11 @@ def _listen(console: Console, tx: Tx) -> Iterator[Finding]:
         yield Finding("listen", "wrong", "DATABASE_LISTEN_URL is set, but commits say nothing: `listen on`")
     else:
         yield Finding("listen", "ok", "commits wake the polls that wait" if on else "off: machines poll")
+
+
+def _realtime(console: Console, tx: Tx) -> Iterator[Finding]:
+    if found := realtime.judged(tx, told=console.settings.supabase_url is not None):
+        yield Finding("realtime", *found)
 
 
 def _hears(console: Console) -> Finding:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import math
 import random
 import time
@@ -38,10 +37,6 @@ STEADY_SECONDS: Final = 60.0
 ANSWER_SECONDS: Final = 10
 OPENING_SECONDS: Final = 30.0
 CLOSING_SECONDS: Final = 2.0
-
-# The library logs what it receives, rows included, and every failure to connect; without a handler that would land on the owner's screen.
-logging.getLogger("realtime").addHandler(logging.NullHandler())
-logging.getLogger("realtime").propagate = False
 
 
 class _Socket(AsyncRealtimeClient):

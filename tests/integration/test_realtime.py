@@ -128,8 +128,9 @@ class Scene:
         self.pace.looked(found=False, poll_after=30 if told else 0.02)
 
     async def keeps_looking(self) -> None:
-        while True:
-            await self.looks()
+        async with asyncio.timeout(PATIENCE):
+            while True:
+                await self.looks()
 
     async def subscribed(self) -> None:
         """Returns when the machine is told of changes and has looked since."""

@@ -17,7 +17,7 @@ from sqlalchemy.exc import DBAPIError
 from functions import claim
 from functions.app import App
 from functions.web import Request
-from infra.admin import realtime
+from infra.admin import realtime, realtime_views
 from infra.admin.__main__ import main
 from infra.admin.migrate import migrate
 from shared.db import OPERATOR, Tx, engine_for, sql, transaction
@@ -193,12 +193,12 @@ def relations(engine: Engine) -> dict[str, bool]:
 
 
 def test_the_command_knows_every_table_and_view_that_the_migrations_make(engine: Engine) -> None:
-    assert relations(engine).keys() == set(realtime.OURS)
+    assert relations(engine).keys() == set(realtime_views.OURS)
 
 
 @pytest.mark.parametrize("role", ["anon", "authenticated"])
 def test_the_projects_public_key_opens_nothing_else(on: Engine, scene: Scene, role: str) -> None:
-    for name in relations(on).keys() - (set(realtime.SHOWN) if role == "authenticated" else set()):
+    for name in relations(on).keys() - (set(realtime_views.SHOWN) if role == "authenticated" else set()):
         assert refused(on, claims_of(scene.mine), f"select count(*) from {name}", role)
 
 
@@ -328,7 +328,8 @@ def test_a_role_that_would_find_nothing_any_more_is_named(supabase: Engine, disp
 def test_a_database_that_is_not_supabases_is_said_to_be_none(
     engine: Engine, dispatchctl: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(realtime, "MACHINES", "nobody_has_made_this_role")
+    for module in (realtime, realtime_views):
+        monkeypatch.setattr(module, "MACHINES", "nobody_has_made_this_role")
     answer = dispatchctl("realtime", "on")
     assert (answer.code, "has no roles `nobody_has_made_this_role`" in answer.err) == (1, True)
     assert dispatchctl("realtime", "off").out == "off already\n"
@@ -341,6 +342,29 @@ def test_it_needs_the_migrations(supabase: Engine, dispatchctl: Run) -> None:
     for word in ("on", "off", "status"):
         answer = dispatchctl("realtime", word)
         assert (answer.code, "run `migrate`" in answer.err) == (1, True)
+
+
+def test_the_doctor_finds_what_is_open_and_which_half_is_missing(
+    supabase: Engine, dispatchctl: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def finds() -> list[tuple[str, str]]:
+        rows = dispatchctl("doctor", "--json").json
+        return [(row["state"], row["detail"]) for row in rows if row["check"] == "realtime"]
+
+    ((state, detail),) = finds()
+    assert (state, "anon has rights to orchestrator_tokens" in detail) == ("wrong", True)
+    dispatchctl("realtime", "on")
+    assert [state for state, _ in finds()] == ["note"]
+    dispatchctl("realtime", "off")
+    assert finds() == []
+    for name in ("SUPABASE_URL", "SUPABASE_ANON_KEY", "SUPABASE_JWT_SECRET"):
+        monkeypatch.setenv(name, "https://x.example/0123456789")
+    assert [state for state, _ in finds()] == ["wrong"]
+    dispatchctl("realtime", "on")
+    assert [state for state, _ in finds()] == ["ok"]
+    with transaction(supabase, OPERATOR) as tx:
+        tx.run(sql("alter publication supabase_realtime drop table dispatch_queue"))
+    assert finds() == [("wrong", "missing: dispatch_queue in the publication")]
 
 
 # -- the functions ------------------------------------------------------------------------------------------------------
