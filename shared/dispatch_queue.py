@@ -148,13 +148,15 @@ def poll(tx: Tx, *, token: str, limit: int) -> Polled:
 # -- claim --------------------------------------------------------------------------------------------------------------
 
 # What a claim leaves behind besides the row: the session's status and the fact itself. The unique index on that fact makes the
-# same (queue id, attempt) impossible to record twice. Sessions are named by an array, here and below: a join may be planned as a walk
-# over all of the tenant's sessions, which it is while the planner takes the table for small.
+# same (queue id, attempt) impossible to record twice. Rows and sessions are named by value or by array, here and below: a
+# join may be planned as a walk over all that the tenant has, which it is while the planner takes the table for small. (PostgreSQL 15 may
+# take an array for that as well; a single value never.)
+_ONE, _SEVERAL = "= (select {0} from {1})", "= any (array(select {0} from {1}))"
 _CLAIMED = """
     , told as (
       update dispatch_sessions s
          set status = 'dispatched', started_at = coalesce(s.started_at, now()), updated_at = now()
-       where s.org_id = :org_id and s.id = any (array(select session_id from claimed))
+       where s.org_id = :org_id and s.id {named}
     ), noted as (
       insert into session_events (org_id, session_id, type, orchestrator_id, queue_id, attempt)
       select :org_id, c.session_id, 'claimed', cast(:orchestrator_id as uuid), c.id, c.attempts from claimed c
@@ -176,7 +178,7 @@ CLAIM = sql(f"""
          and (select count(*) from dispatch_queue held
                where held.org_id = :org_id and held.orchestrator_id = :orchestrator_id and held.claimed_at is not null) < :limit
       returning id, session_id, payload, attempts, created_at, available_at
-    ) {_CLAIMED}
+    ) {_CLAIMED.format(named=_ONE.format("session_id", "claimed"))}
 """)
 
 
@@ -208,7 +210,7 @@ CLAIM_MANY = sql(f"""
              prompts_told = jsonb_array_length(coalesce(q.payload -> 'prompts', '[]'))
        where q.org_id = :org_id and q.id = any (array(select id from candidates)) and q.claimed_at is null and q.available_at <= now()
       returning q.id, q.session_id, q.payload, q.attempts, q.created_at, q.available_at
-    ) {_CLAIMED}
+    ) {_CLAIMED.format(named=_SEVERAL.format("session_id", "claimed"))}
 """)
 
 
@@ -360,13 +362,13 @@ _GIVE_UP = """
          set claimed_at = null, last_error = :error, cancel_requested_at = null, wanted_again = false,
              available_at = now() + make_interval(secs => least(power(g.attempts, 2) * :backoff_base, :backoff_cap) * {jitter})
         from given_up g
-       where q.org_id = :org_id and q.id = any (array(select id from given_up)) and q.id = g.id and q.claimed_at is not null
+       where q.org_id = :org_id and q.id {rows} and q.id = g.id and q.claimed_at is not null
          and g.attempts < :max_attempts and not g.cancelled
       returning q.org_id, q.id, q.session_id, q.attempts, q.claimed_by, q.available_at
     ), dropped as (
       delete from dispatch_queue q
        using given_up g
-       where q.org_id = :org_id and q.id = any (array(select id from given_up)) and q.id = g.id and q.claimed_at is not null
+       where q.org_id = :org_id and q.id {rows} and q.id = g.id and q.claimed_at is not null
          and (g.attempts >= :max_attempts or g.cancelled)
       returning q.org_id, q.id, q.session_id, q.attempts, q.claimed_by, q.payload, g.cancelled
     ), told as (
@@ -377,7 +379,7 @@ _GIVE_UP = """
               select session_id, 'cancelled', null, null, now() from dropped where cancelled
               union all
               select session_id, 'error', 'attempts_exhausted', cast(:error as text), now() from dropped where not cancelled) o
-       where s.org_id = :org_id and s.id = any (array(select session_id from given_up)) and s.id = o.session_id and s.ended_at is null
+       where s.org_id = :org_id and s.id {sessions} and s.id = o.session_id and s.ended_at is null
     ), noted as (
       insert into session_events (org_id, session_id, type, orchestrator_id, queue_id, attempt, data)
       select org_id, session_id, 'released', claimed_by, id, attempts,
@@ -403,7 +405,9 @@ RELEASE = sql(
          and attempts = coalesce(cast(:attempt as integer), attempts)
          for update
     )"""
-    + _GIVE_UP.format(jitter="1")
+    + _GIVE_UP.format(
+        jitter="1", rows=_ONE.format("id", "given_up"), sessions=_ONE.format("session_id", "given_up")
+    )
 )
 
 
@@ -445,7 +449,11 @@ SWEEP = sql(
        limit :limit
          for update skip locked
     )"""
-    + _GIVE_UP.format(jitter="(1 + random() * 0.1)")
+    + _GIVE_UP.format(
+        jitter="(1 + random() * 0.1)",
+        rows=_SEVERAL.format("id", "given_up"),
+        sessions=_SEVERAL.format("session_id", "given_up"),
+    )
 )
 
 
