@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from orchestrator.config import Misconfigured, load
-from orchestrator.journal import Busy
+from orchestrator.journal import Busy, Unwritable
 from orchestrator.options import OPTIONS, PREFIX
 
 PROGRAM: Final = "orchestrator"
@@ -76,7 +76,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if command == "doctor":
             return commands.doctor(config, as_json=given["json"])
         return commands.work(config, once=command == "once")
-    except Misconfigured as error:
+    except (Misconfigured, Unwritable) as error:
         print(f"{PROGRAM}: {error}", file=sys.stderr)
         return 2
     except Busy as error:

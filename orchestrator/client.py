@@ -5,6 +5,7 @@ Nothing here repeats a request: whether that is right depends on what it was.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import math
 import time
@@ -30,6 +31,7 @@ from orchestrator.wire import (
 
 CONNECT_SECONDS: Final = 10.0
 ANSWER_SECONDS: Final = 20.0
+MOST_ATTEMPTS: Final = 1_000_000
 
 
 class TokenRefused(Exception):
@@ -137,7 +139,9 @@ class Client:
         answer = await self._ask("POST", f"/api/dispatch/{queue_id}/claim")
         attempt, lease = answer.get("attempt"), number(answer.get("leaseSeconds"))
         return Claim(
-            Message.read(answer.get("message")), attempt if isinstance(attempt, int) else None, lease
+            Message.read(answer.get("message")),
+            attempt if isinstance(attempt, int) and 0 < attempt <= MOST_ATTEMPTS else None,
+            lease,
         )
 
     async def renew(self, held: Held, prompts_seen: int) -> News:
@@ -187,10 +191,12 @@ class Client:
         patience: float = ANSWER_SECONDS,
     ) -> dict[str, Any]:
         try:
-            answer = await self._http.request(
-                method, path, json=body, timeout=httpx.Timeout(patience, connect=CONNECT_SECONDS)
-            )
-        except httpx.HTTPError as error:
+            # httpx limits each read; an answer that drips would take for ever.
+            async with asyncio.timeout(patience + CONNECT_SECONDS):
+                answer = await self._http.request(
+                    method, path, json=body, timeout=httpx.Timeout(patience, connect=CONNECT_SECONDS)
+                )
+        except (httpx.HTTPError, TimeoutError) as error:
             raise TryLater(f"{urlsplit(self.url).netloc} does not answer ({type(error).__name__})") from error
         if answer.is_success:
             return _object(answer)
@@ -218,22 +224,30 @@ def _news(answer: Mapping[str, Any]) -> News:
     )
 
 
+# Refusals that end a claim or the program. They count only in the protocol's envelope: an error page of a gateway or a portal has these
+# numbers too, and says nothing about a claim.
+_REFUSALS: Final[dict[int, type[Exception]]] = {
+    401: TokenRefused,
+    403: NotRegistered,
+    404: ClaimLost,
+    409: ClaimLost,
+}
+
+
 def _failure(answer: httpx.Response) -> Exception:
     """The answer's meaning for the caller; the server's own text, where there is one in the envelope."""
-    status, text = answer.status_code, f"the server answers {answer.status_code}"
+    status, text, ours = answer.status_code, f"the server answers {answer.status_code}", False
     with contextlib.suppress(ValueError, KeyError, TypeError, RecursionError):
-        text = str(answer.json()["error"]["message"])[:500]
-    if status == 401:
-        return TokenRefused(text)
-    if status == 403:
-        return NotRegistered(text)
-    if status in (404, 409):
-        return ClaimLost(text)
+        error = answer.json()["error"]
+        text = str(error["message"])[:500]
+        ours = isinstance(error["code"], str)
+    if status in _REFUSALS:
+        return _REFUSALS[status](text) if ours else TryLater(f"{text}, but not as a dispatch server does")
     if status in (408, 425, 429) or status >= 500:
         return TryLater(text, _seconds(answer.headers.get("retry-after")))
     if answer.is_redirect:
-        return Refused(
-            "the server sends elsewhere; the token is taken to no other address, so give that one as the URL"
+        return TryLater(
+            "the server sends elsewhere; the token is taken to no other address than the URL that was given"
         )
     return Refused(text)
 

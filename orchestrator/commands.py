@@ -9,6 +9,7 @@ import shutil
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -109,8 +110,12 @@ def _forget_old_sessions(config: Config, unfinished: set[str]) -> None:
     if not folder.is_dir():
         return
     for session in folder.iterdir():
-        if session.name not in unfinished and session.stat().st_mtime < time.time() - config.keep_days * DAY:
-            shutil.rmtree(session, ignore_errors=True)
+        with suppress(OSError):
+            if (
+                session.name not in unfinished
+                and session.stat().st_mtime < time.time() - config.keep_days * DAY
+            ):
+                shutil.rmtree(session, ignore_errors=True)
 
 
 # -- status -------------------------------------------------------------------------------------------------------------

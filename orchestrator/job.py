@@ -12,7 +12,7 @@ from typing import Any, Final, Literal
 
 from orchestrator import processes
 from orchestrator.client import ClaimLost, Client, NotRegistered, Refused, TokenRefused, TryLater
-from orchestrator.journal import Journal
+from orchestrator.journal import Journal, Unwritable
 from orchestrator.result import Progress
 from orchestrator.runner import Command, Ending, Run
 from orchestrator.screen import Line, Screen
@@ -61,6 +61,11 @@ class Job:
         self._run: Run | None = None
         self._since = asyncio.get_running_loop().time()
 
+    @property
+    def session_id(self) -> str:
+        """Whose work it is."""
+        return self._held.session_id
+
     def line(self) -> Line:
         """For the screen."""
         percent, note = self._progress or (None, None)
@@ -92,10 +97,11 @@ class Job:
         try:
             outcome = await self._work()
             if outcome is None or self._halted == "lost":
-                self._desk.journal.forget(self._held.queue_id)
+                _forget(self._desk, self._held)
                 self._event("lost", why="the claim is not held any more")
             else:
-                self._desk.journal.ended(self._held.queue_id, outcome)
+                with suppress(Unwritable):  # the server is told all the same
+                    self._desk.journal.ended(self._held.queue_id, outcome)
                 if self._held.attempt is None:
                     await self._silence(keeping)
                 await deliver(self._desk, self._held, outcome)
@@ -113,16 +119,22 @@ class Job:
         run = Run(self._desk.command, self._desk.sessions / self._held.session_id, self._heard_progress)
         try:
             pid = await run.start(self._message, self._held.attempt)
-        except OSError as error:
+        except (OSError, ValueError) as error:
             # That is this machine's fault, not the work's: another attempt, here or elsewhere, may do it.
-            return Release(f"the agent cannot be started: {error.strerror or error}")
-        self._desk.journal.started(self._held.queue_id, pid, processes.birth(pid))
+            return Release(f"the agent cannot be started: {getattr(error, 'strerror', None) or error}")
+        try:
+            self._desk.journal.started(self._held.queue_id, pid, processes.birth(pid))
+        except Unwritable as error:
+            run.kill()
+            await run.ended()
+            return Release(f"the agent cannot be started: {error}")
         self._run = run
         run.let_go()
         ending = await self._until_it_ends(run)
         self._run = None
         if ending is None:
             return self._forced()
+        self._given -= ending.unread
         for name in ending.odd:
             self._event("ignored", field=name, why="not what the protocol takes")
         outcome = ending.outcome()
@@ -224,8 +236,7 @@ class Job:
             at_once = (
                 self._desk.command.interactive and self._run is not None and self._given == self._heard - 1
             )
-            if at_once and self._run is not None:
-                self._run.say(prompt)
+            if at_once and self._run is not None and (at_once := self._run.say(prompt)):
                 self._given += 1
             self._event("prompted", follow_up=self._heard, when="now" if at_once else "with the next run")
         if news.stop and self._halted is None:
@@ -266,7 +277,7 @@ async def deliver(desk: Desk, held: Held, outcome: Completion | Release) -> None
             await asyncio.sleep(max(error.retry_after or 0, pause * random.uniform(0.5, 1)))  # noqa: S311
         except ClaimLost as error:
             event("lost", why=str(error))
-            desk.journal.forget(held.queue_id)
+            _forget(desk, held)
             return
         except (TokenRefused, NotRegistered) as error:
             desk.refused(str(error))  # it stays in the journal: the next start may have a token
@@ -274,15 +285,21 @@ async def deliver(desk: Desk, held: Held, outcome: Completion | Release) -> None
         except (Refused, Unreadable) as error:
             event("refused", why=str(error))
             if isinstance(outcome, Release):
-                desk.journal.forget(held.queue_id)
+                _forget(desk, held)
                 return
             # That it is over counts more than what was said about it.
             bare = outcome._replace(facts={})
             outcome = bare if outcome.facts else Release(f"the server did not take the result: {error}")
         else:
-            desk.journal.forget(held.queue_id)
+            _forget(desk, held)
             _announce(event, outcome)
             return
+
+
+def _forget(desk: Desk, held: Held) -> None:
+    """What stays in a journal that cannot be written is told to the server once more at the next start; that is harmless."""
+    with suppress(Unwritable):
+        desk.journal.forget(held.queue_id)
 
 
 def _announce(event: Callable[..., None], outcome: Completion | Release) -> None:

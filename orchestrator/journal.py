@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from orchestrator.wire import Claim, Completion, Message, Release
+from orchestrator.wire import Claim, Completion, Message, Release, Unreadable
 
 TABLE: Final = """
     create table if not exists claims (
@@ -39,6 +39,10 @@ class Busy(Exception):
     """Another orchestrator runs with this state folder."""
 
 
+class Unwritable(Exception):
+    """The journal cannot be read or written: the disk is full, or the folder is not what it was."""
+
+
 class Entry(NamedTuple):
     """One piece of work that is not finished; see TABLE."""
 
@@ -58,9 +62,12 @@ class Journal:
     """Opened once per process."""
 
     def __init__(self, folder: Path) -> None:
-        """Raises Busy when another process has it open."""
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        self._lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        """Raises Busy when another process has it open, Unwritable when it cannot be used."""
+        try:
+            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            self._lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise Unwritable(f"the state folder {folder} cannot be used: {error.strerror}") from None
         if not _locked(self._lock):
             owner = os.pread(self._lock, 20, 0).decode(errors="replace").strip()
             os.close(self._lock)
@@ -70,39 +77,52 @@ class Journal:
             )
         os.ftruncate(self._lock, 0)
         os.pwrite(self._lock, str(os.getpid()).encode(), 0)
-        self._db = _open(folder / "journal.db")
-        self._db.execute(TABLE)
+        try:
+            self._db = _open(folder / "journal.db")
+            self._db.execute(TABLE)
+            self.unfinished()
+        except (OSError, sqlite3.Error) as error:
+            os.close(self._lock)
+            raise Unwritable(
+                f"{folder / 'journal.db'} is no journal ({error}); move it away, and what it held is given back after its timeout"
+            ) from None
+
+    def _write(self, statement: str, values: tuple[Any, ...]) -> None:
+        try:
+            self._db.execute(statement, values)
+        except sqlite3.Error as error:
+            raise Unwritable(f"the journal cannot be written ({error})") from None
 
     def asked(self, message: Message) -> None:
         """The claim of this message is about to be asked for."""
-        self._db.execute(
+        self._write(
             "insert or replace into claims (queue_id, session_id, identifier, state, since) values (?, ?, ?, 'asked', ?)",
             (message.queue_id, message.session_id, message.identifier, time.time()),
         )
 
     def claimed(self, claim: Claim) -> None:
         """It was granted."""
-        self._db.execute(
+        self._write(
             "update claims set state = 'claimed', attempt = ?, message = ? where queue_id = ?",
             (claim.attempt, json.dumps(claim.message.fields), claim.message.queue_id),
         )
 
     def started(self, queue_id: str, pid: int, birth: str | None) -> None:
         """The agent exists, and is about to be let go."""
-        self._db.execute(
+        self._write(
             "update claims set state = 'started', pid = ?, birth = ? where queue_id = ?",
             (pid, birth, queue_id),
         )
 
     def ended(self, queue_id: str, outcome: Completion | Release) -> None:
         """The agent is gone; the server is to be told this, now or after a restart."""
-        self._db.execute(
+        self._write(
             "update claims set state = 'ended', outcome = ? where queue_id = ?", (_written(outcome), queue_id)
         )
 
     def forget(self, queue_id: str) -> None:
         """Nothing is left to do about it."""
-        self._db.execute("delete from claims where queue_id = ?", (queue_id,))
+        self._write("delete from claims where queue_id = ?", (queue_id,))
 
     def unfinished(self) -> list[Entry]:
         """Everything that is in it, oldest first."""
@@ -171,13 +191,21 @@ def _written(outcome: Completion | Release) -> str:
 
 
 def _message(text: str | None) -> Message | None:
-    return None if text is None else Message.read(json.loads(text))
+    try:
+        return None if text is None else Message.read(json.loads(text))
+    except (ValueError, Unreadable):
+        return None  # it is given back like one that was never begun
 
 
 def _outcome(text: str | None) -> Completion | Release | None:
     if text is None:
         return None
-    value: dict[str, Any] = json.loads(text)
-    if "release" in value:
-        return Release(value["release"])
-    return Completion(success=value["success"], facts=value["facts"], prompts_seen=value["seen"])
+    try:
+        value: dict[str, Any] = json.loads(text)
+        if "release" in value:
+            return Release(str(value["release"]))
+        return Completion(
+            success=bool(value["success"]), facts=dict(value["facts"]), prompts_seen=int(value.get("seen", 0))
+        )
+    except (ValueError, KeyError, TypeError):
+        return None

@@ -15,13 +15,13 @@ from typing import Any, Final, NamedTuple, TypeVar
 
 from orchestrator.client import ClaimLost, Client, NotRegistered, Refused, TokenRefused, TryLater
 from orchestrator.job import Desk, Job, deliver
-from orchestrator.journal import Journal
+from orchestrator.journal import Journal, Unwritable
 from orchestrator.pace import SHORTEST_SECONDS, Pace
-from orchestrator.recovery import RESTARTED, UNANSWERED, give_back, held, resume
+from orchestrator.recovery import RESTARTED, UNANSWERED, end_orphans, give_back, held, resume
 from orchestrator.runner import Command
 from orchestrator.screen import Line
 from orchestrator.transports import Transport
-from orchestrator.wire import Claim, Message, Registration, Unreadable
+from orchestrator.wire import Claim, Held, Message, Registration, Release, Unreadable
 
 HEARTBEAT_SECONDS: Final = 30.0
 CLOCK_SECONDS: Final = 5.0
@@ -86,6 +86,7 @@ class Orchestrator:
         """Works until it is told to end (SIGTERM, SIGINT), the token is refused, or, with `once`, nothing waits any more."""
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, self._signalled)
+        await end_orphans(self._desk, self._journal.unfinished())
         registration = await self._unless_ending(self._register(patient=not once))
         if registration is None:
             return self._end(self._unanswered)
@@ -176,14 +177,14 @@ class Orchestrator:
                 registration = await self._client.register(
                     name=self._machine.name, repos=list(self._machine.repos), max_jobs=self._machine.max_jobs
                 )
-            except TryLater as error:
+            except (TryLater, Unreadable) as error:  # a portal's page is not what the server says
                 self._unanswered = str(error)
                 if not patient:
                     return None
-                pace.failed(error.retry_after)
+                pace.failed(error.retry_after if isinstance(error, TryLater) else None)
                 self._screen.event("waiting", why=str(error))
                 await pace.until_due()
-            except (TokenRefused, NotRegistered, ClaimLost, Refused, Unreadable) as error:
+            except (TokenRefused, NotRegistered, ClaimLost, Refused) as error:
                 self._refused(str(error))
                 return None
             else:
@@ -267,7 +268,11 @@ class Orchestrator:
                 await self._until_a_place_is_free()
                 continue
             if not once:
-                await transport.wait()
+                try:
+                    await transport.wait()
+                except TokenRefused as error:
+                    self._refused(str(error))
+                    return
             found = await self._look()
             if once and not found:
                 if not self._tasks:
@@ -293,37 +298,54 @@ class Orchestrator:
         self._unanswered = None
         for queue_id in polled.stop & self._jobs.keys():
             self._jobs[queue_id].halt("stop")
-        found = False
+        sessions = {job.session_id: job for job in self._jobs.values()}
+        found = refused = False
         for message in polled.messages:
-            if message.queue_id in self._jobs:
-                self._jobs[message.queue_id].halt("lost")  # it waits again: this machine's claim has expired
+            if message.session_id in sessions:
+                # Its work waits again, on this row or on a new one: this machine's claim is lost, and what runs is ended first.
+                sessions[message.session_id].halt("lost")
             elif (
                 message.queue_id not in self._tasks
                 and not self._too_soon(message.queue_id)
                 and self._has_room()
             ):
-                found = await self._claim(message) or found
+                claimed = await self._claim(message)
+                found, refused = found or claimed is True, refused or claimed is None
+        if refused and not found:  # full for a reason that lies elsewhere: it is not asked again every second
+            self.pace.failed(None)
+            return False
         # "At once" is right after a wait at the server, and this was none.
         hint = polled.poll_after if polled.poll_after is None else max(polled.poll_after, SHORTEST_SECONDS)
         self.pace.looked(found=found, poll_after=hint)
         return found
 
-    async def _claim(self, message: Message) -> bool:
-        self._journal.asked(message)
+    async def _claim(self, message: Message) -> bool | None:
+        """Whether it was claimed; None when the server or this machine's disk refuses."""
+        try:
+            self._journal.asked(message)
+        except Unwritable as error:
+            self._screen.event("waiting", issue=message.identifier, why=str(error))
+            return None
         try:
             claim = await self._client.claim(message.queue_id)
         except TokenRefused as error:
             self._journal.forget(message.queue_id)
             self._refused(str(error))
-        except (ClaimLost, Refused, NotRegistered):
-            self._journal.forget(message.queue_id)  # somebody was faster
+        except (ClaimLost, Refused, NotRegistered) as error:
+            self._journal.forget(message.queue_id)
+            self._screen.event("not claimed", issue=message.identifier, why=str(error))
+            return None
         except (TryLater, Unreadable) as error:
             # It may have been granted all the same. Given back it is somebody's in a minute, not after the claim's timeout.
             self._screen.event("unheard", issue=message.identifier, why=str(error))
             asked = next(each for each in self._journal.unfinished() if each.queue_id == message.queue_id)
             self._hold(message.queue_id, give_back(self._desk, asked, UNANSWERED))
         else:
-            self._journal.claimed(claim)
+            try:
+                self._journal.claimed(claim)
+            except Unwritable as error:
+                self._hold(message.queue_id, deliver(self._desk, _named(claim), Release(str(error))))
+                return None
             self._screen.event(
                 "claimed",
                 issue=message.identifier,
@@ -346,3 +368,7 @@ class Orchestrator:
         since = asyncio.get_running_loop().time() - AGAIN_SECONDS
         self._taken = {taken: at for taken, at in self._taken.items() if at > since}
         return queue_id in self._taken
+
+
+def _named(claim: Claim) -> Held:
+    return Held(claim.message.queue_id, claim.message.session_id, claim.message.identifier, claim.attempt)

@@ -35,6 +35,9 @@ def prompt_text(message: Message) -> str:
 
 def fenced(label: str, text: str) -> str:
     """`text` in a fence that nothing in it can close (CommonMark: a fence ends at a run at least as long as its own)."""
+    text = text.replace("\r\n", "\n").replace(
+        "\r", "\n"
+    )  # a lone CR ends a line too, and would join the fence's own
     longest = max((len(run) for run in re.findall(r"`{3,}", text)), default=2)
     fence = "`" * (longest + 1)
     return f"Text from Linear, {label}:\n\n{fence}text\n{text}\n{fence}"

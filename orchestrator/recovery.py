@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Sequence
+from contextlib import suppress
 from typing import Final
 
 from orchestrator import processes
 from orchestrator.client import ClaimLost, NotRegistered, Refused, TokenRefused, TryLater
 from orchestrator.job import Desk, Job, deliver
-from orchestrator.journal import Entry
+from orchestrator.journal import Entry, Unwritable
 from orchestrator.pace import Pace
 from orchestrator.wire import Held, Release, Unreadable
 
@@ -31,7 +34,8 @@ async def resume(desk: Desk, entry: Entry, job: Job) -> None:
             await pace.until_due()
         except (ClaimLost, Refused, NotRegistered, Unreadable) as error:
             desk.screen.event("lost", issue=entry.identifier, attempt=entry.attempt, why=str(error))
-            desk.journal.forget(entry.queue_id)
+            with suppress(Unwritable):
+                desk.journal.forget(entry.queue_id)
             return
         except TokenRefused as error:
             desk.refused(str(error))
@@ -41,9 +45,18 @@ async def resume(desk: Desk, entry: Entry, job: Job) -> None:
     await job.run()
 
 
+async def end_orphans(desk: Desk, entries: Sequence[Entry]) -> None:
+    """Ends the agents that were left behind, whether or not a server answers: their claims may be somebody else's by now."""
+    left = [
+        (entry, entry.pid)
+        for entry in entries
+        if entry.pid is not None and processes.is_ours(entry.pid, entry.birth)
+    ]
+    for entry, process in left:
+        desk.screen.event("orphan", issue=entry.identifier, process=process)
+    await asyncio.gather(*(processes.end(process, desk.command.patience) for _, process in left))
+
+
 async def give_back(desk: Desk, entry: Entry, why: str) -> None:
-    """Ends the agent that was left behind, if there is one, and releases the claim, if it was granted."""
-    if entry.pid is not None and processes.is_ours(entry.pid, entry.birth):
-        desk.screen.event("orphan", issue=entry.identifier, process=entry.pid)
-        await processes.end(entry.pid, desk.command.patience)
+    """Releases the claim, if it was granted."""
     await deliver(desk, held(entry), Release(why))

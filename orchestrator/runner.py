@@ -6,11 +6,14 @@ It gets the work as one line of JSON on its standard input and in files, never a
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import json
 import logging
 import os
 import re
 import signal
+import termios
+from array import array
 from asyncio.subprocess import PIPE
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -30,6 +33,7 @@ GATE: Final = 'IFS= read -r go || exit 125; exec "$@"'
 TRY_AGAIN: Final = 75  # EX_TEMPFAIL of sysexits.h
 LONGEST_LINE: Final = 64 * 1024
 TAIL: Final = 256 * 1024
+MOST_BYTES_A_SECOND: Final = 2_000_000
 LOG_BYTES: Final = 5_000_000
 LOG_FILES: Final = 3
 LAST_WORDS_SECONDS: Final = 2.0
@@ -58,11 +62,12 @@ class Command:
 
 
 class Ending(NamedTuple):
-    """How a run ended: its exit status (negative: the signal), and what it said about it."""
+    """How a run ended: its exit status (negative: the signal), what it said about it, and how many follow-ups it had not read."""
 
     status: int
     facts: dict[str, Any]
     odd: list[str]
+    unread: int = 0
 
     def outcome(self) -> Completion | Release:
         """What it means: 0 is complete, 75 asks for another attempt, anything else failed."""
@@ -88,6 +93,8 @@ class Run:
         self._transport: asyncio.SubprocessTransport | None = None
         self._output = _Output(folder / "output.log", self._heard)
         self._tail = b""
+        self._said: list[int] = []  # the follow-ups' lengths in bytes, as they went out
+        self._pipe: int | None = None
 
     async def start(self, message: Message, attempt: int | None) -> int:
         """Makes the process, which waits at the gate. Returns its number, which is also its group's.
@@ -147,12 +154,36 @@ class Run:
     def let_go(self) -> None:
         """Opens the gate and hands over the work. A command that does not read its input is no error, and is not waited for."""
         self._stdin().write(f"\n{self._line}\n".encode())
-        if not self._command.interactive:
+        if self._command.interactive:
+            # Kept open beside the transport's own, which closes when nobody reads: what was not read can be counted then.
+            self._pipe = os.dup(self._stdin().get_extra_info("pipe").fileno())
+        else:
             self._stdin().close()
 
-    def say(self, prompt: Mapping[str, Any]) -> None:
-        """One follow-up, as a line of JSON on the standard input of an interactive run."""
-        self._stdin().write((json.dumps({"type": "prompt", **prompt}) + "\n").encode())
+    def say(self, prompt: Mapping[str, Any]) -> bool:
+        """One follow-up, as a line of JSON on the standard input of an interactive run. False when nobody reads there any more."""
+        line = (json.dumps({"type": "prompt", **prompt}) + "\n").encode()
+        if self._stdin().is_closing():
+            return False
+        self._stdin().write(line)
+        self._said.append(len(line))
+        return True
+
+    def _unread(self) -> int:
+        """How many of the follow-ups the agent had not read when it ended: they lie in the pipe, or did not fit into it."""
+        if not self._said or self._pipe is None:
+            return 0
+        left = array("i", [0])
+        with suppress(OSError):
+            fcntl.ioctl(self._pipe, termios.FIONREAD, left)
+        waiting = left[0] + self._stdin().get_write_buffer_size()
+        unread = 0
+        for length in reversed(self._said):
+            if waiting <= 0:
+                break
+            waiting -= length
+            unread += 1
+        return unread
 
     def _stdin(self) -> asyncio.WriteTransport:
         assert self._transport is not None
@@ -163,8 +194,10 @@ class Run:
     async def ended(self) -> Ending:
         """Waits for the end of the command, then ends whatever it has left behind in its group."""
         assert self._transport is not None
+        unread = 0
         try:
             await self._output.exited.wait()
+            unread = self._unread()
             await processes.end(self._transport.get_pid(), self._command.patience)
             # A process that has left the group may hold the pipe open: the agent is over all the same.
             with suppress(TimeoutError):
@@ -172,10 +205,12 @@ class Run:
         finally:
             self._transport.close()
             self._output.finish()
+            if self._pipe is not None:
+                os.close(self._pipe)
         status = self._transport.get_returncode()
         assert status is not None
         facts, odd = facts_in(last_object(self._tail.decode(errors="replace")))
-        return Ending(status, facts, odd)
+        return Ending(status, facts, odd, unread)
 
     async def stop(self) -> None:
         """Ends the command and all that it has started."""
@@ -188,40 +223,59 @@ class Run:
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(self._transport.get_pid(), signal.SIGKILL)
 
-    def _heard(self, line: bytes) -> None:
-        progress = progress_in(line.decode(errors="replace"))
-        if progress is not None:
-            self._on_progress(progress)
-        else:
-            self._tail = (self._tail + line + b"\n")[-TAIL:]
+    def _heard(self, lines: list[bytes]) -> None:
+        for line in lines:
+            if line.lstrip().startswith(b"::progress") and (
+                progress := progress_in(line.decode(errors="replace"))
+            ):
+                self._on_progress(progress)
+        self._tail = (self._tail + b"\n".join(lines) + b"\n")[-TAIL:]
 
 
 class _Output(asyncio.SubprocessProtocol):
-    """What comes out of the process, line by line, into its log; standard output also to `heard`.
+    """What comes out of the process, by lines, into its log; standard output also to `heard`.
 
     `exited` is set at the end of the process, even while something that it has started still holds its pipes open.
     """
 
-    def __init__(self, log: Path, heard: Callable[[bytes], None]) -> None:
+    def __init__(self, log: Path, heard: Callable[[list[bytes]], None]) -> None:
         self.exited, self.closed = asyncio.Event(), asyncio.Event()
         self._path, self._heard = log, heard
         self._log: RotatingFileHandler | None = None
         self._rest, self._open = {1: b"", 2: b""}, {1, 2}
+        self._second, self._bytes = 0.0, 0
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.SubprocessTransport)
+        self._transport = transport
 
     def pipe_data_received(self, fd: int, data: bytes) -> None:
         *lines, rest = (self._rest[fd] + data).split(b"\n")
-        if (
-            len(rest) >= LONGEST_LINE
-        ):  # a line without an end is cut where it becomes too long to keep in memory
+        if len(rest) >= LONGEST_LINE:  # without an end it is cut where it becomes too long to keep in memory
             lines.append(rest)
             rest = b""
         self._rest[fd] = rest
-        for line in lines:
-            self._note(fd, line)
+        self._note(fd, lines)
+        self._slow_down(fd, len(data))
+
+    def _slow_down(self, fd: int, read: int) -> None:
+        """Lets an agent that prints without end wait: renewals and stops come before what it says."""
+        loop = asyncio.get_running_loop()
+        if loop.time() - self._second >= 1:
+            self._second, self._bytes = loop.time(), 0
+        self._bytes += read
+        pipe = self._transport.get_pipe_transport(fd)
+        if (
+            self._bytes > MOST_BYTES_A_SECOND
+            and isinstance(pipe, asyncio.ReadTransport)
+            and pipe.is_reading()
+        ):
+            pipe.pause_reading()
+            loop.call_later(max(0.0, self._second + 1 - loop.time()), _resume, pipe)
 
     def pipe_connection_lost(self, fd: int, exc: Exception | None) -> None:  # noqa: ARG002 - the protocol asks for it
         self._open.discard(fd)
-        if not self._open:
+        if not self._open & {1, 2}:
             self.closed.set()
 
     def process_exited(self) -> None:
@@ -230,26 +284,38 @@ class _Output(asyncio.SubprocessProtocol):
     def finish(self) -> None:
         """Notes what came without an end of line."""
         for fd, rest in self._rest.items():
-            if rest:
-                self._note(fd, rest)
+            self._note(fd, [rest] if rest else [])
         self._rest = {1: b"", 2: b""}
         if self._log is not None:
-            self._log.close()
+            with suppress(OSError):
+                self._log.close()
 
-    def _note(self, fd: int, line: bytes) -> None:
-        if self._log is None:
-            self._log = _log(self._path)
-        text = line.decode(errors="replace").rstrip("\r")
-        self._log.emit(logging.makeLogRecord({"msg": text if fd == 1 else f"stderr: {text}"}))
+    def _note(self, fd: int, lines: list[bytes]) -> None:
+        if not lines:
+            return
+        label = "" if fd == 1 else "stderr: "
+        text = "\n".join(label + line.decode(errors="replace").rstrip("\r") for line in lines)
+        with suppress(OSError):  # a full disk costs the log, not the work
+            if self._log is None:
+                self._log = _log(self._path)
+            self._log.emit(logging.makeLogRecord({"msg": text}))
         if fd == 1:
-            self._heard(line)
+            self._heard(lines)
+
+
+def _resume(pipe: asyncio.ReadTransport) -> None:
+    if not pipe.is_closing():
+        pipe.resume_reading()
+
+
+class _Log(RotatingFileHandler):
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - logging's name
+        """Not to standard error, as logging would, with the agent's words: those stay in this file or nowhere."""
 
 
 def _log(path: Path) -> RotatingFileHandler:
     path.touch(mode=0o600)
-    handler = RotatingFileHandler(
-        path, maxBytes=LOG_BYTES, backupCount=LOG_FILES, encoding="utf-8", errors="replace"
-    )
+    handler = _Log(path, maxBytes=LOG_BYTES, backupCount=LOG_FILES, encoding="utf-8", errors="replace")
     handler.setFormatter(logging.Formatter("%(message)s"))
     return handler
 

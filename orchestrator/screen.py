@@ -6,6 +6,7 @@ import json
 import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any, Final, NamedTuple, Protocol
 
@@ -45,7 +46,8 @@ class Plain:
 
     def event(self, name: str, **facts: Any) -> None:
         words = [f"{key}={_word(value)}" for key, value in facts.items() if value is not None]
-        print(datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"), name, *words, flush=True)
+        with suppress(OSError):  # whoever read it has gone; the work has not
+            print(datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"), name, *words, flush=True)
 
     def show(self, jobs: Callable[[], Sequence[Line]]) -> None: ...
 

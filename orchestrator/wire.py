@@ -53,6 +53,8 @@ class Message:
         for name in REQUIRED:
             if not isinstance(value.get(name), str) or not value[name]:
                 raise Unreadable(f"message.{name}: is not a string with something in it")
+            if not value[name].isascii() and value[name] != value[name].encode("utf-8", "replace").decode():
+                raise Unreadable(f"message.{name}: is not Unicode")
         for name in ("queueId", "sessionId"):
             if not PATH_SAFE.fullmatch(value[name]):
                 raise Unreadable(f"message.{name}: is not an id")

@@ -48,6 +48,7 @@ def main() -> int:
     if what == "listen":
         record("heard", json.loads(sys.stdin.readline())["body"])
     if what == "prompts":
+        time.sleep(float(rest or 0))
         record("prompts", *[prompt["body"] for prompt in message.get("prompts", [])])
     print("some output")
     print(

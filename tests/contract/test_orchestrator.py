@@ -202,6 +202,26 @@ def test_a_follow_up_reaches_an_interactive_agent_while_it_runs(owner: Owner) ->
     assert len(program.noted("began")) == 1
 
 
+def test_a_follow_up_that_an_interactive_agent_did_not_read_begins_the_session_anew(owner: Owner) -> None:
+    queued = owner.work("prompts 3")
+    with owner.program("--interactive") as program:
+        program.until_noted("began")
+        owner.says(queued, PROMPTED)
+        program.said("prompted")
+        first, second = program.until_noted("prompts", times=2)
+        owner.until(queued, "complete")
+    assert (first.rest, second.rest) == ("", "and the tests")
+
+
+def test_an_agent_that_prints_without_end_can_be_stopped(owner: Owner) -> None:
+    queued = owner.work("flood")
+    with owner.program("--exec", "/usr/bin/yes") as program:
+        program.said("claimed")
+        owner.until(queued, "running")
+        assert committed(owner.engine, cancel, queued) == "stop_requested"
+        owner.until(queued, "cancelled")
+
+
 def test_any_other_agent_gets_a_follow_up_with_its_next_run(owner: Owner) -> None:
     queued = owner.work("prompts")
     owner.work("progress 1")
@@ -328,6 +348,23 @@ def test_after_a_crash_the_orphan_is_ended_and_its_work_given_back_at_once(owner
             again.said("released")
             assert not [process for process in (noted.process, int(noted.rest)) if runs(process)]
     assert _last_error(owner, queued) == "the orchestrator was restarted while the work was under way"
+
+
+def test_after_a_crash_the_orphan_is_ended_even_when_no_server_answers(owner: Owner) -> None:
+    owner.work("stubborn")
+    with owner.program() as crashed:
+        [noted] = crashed.until_noted("began")
+        crashed.kill()
+        with owner.program(ORCHESTRATOR_URL="http://127.0.0.1:9"):
+            until(lambda: not runs(noted.process) and not runs(int(noted.rest)), "the orphan to be gone")
+
+
+def test_a_state_folder_that_holds_no_journal_is_a_clear_error(owner: Owner) -> None:
+    (owner.folder / "state").mkdir(parents=True)
+    (owner.folder / "state" / "journal.db").write_bytes(b"not a database at all" * 100)
+    with owner.program() as program:
+        assert program.ends() == 2
+    assert "is no journal" in program.lines[-1]
 
 
 def test_status_tells_what_a_crash_has_left_and_asks_no_server(owner: Owner) -> None:

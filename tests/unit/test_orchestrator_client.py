@@ -113,12 +113,44 @@ def test_a_heartbeat_that_finds_no_machine_says_so(status: int) -> None:
     assert type(error) is NotRegistered
 
 
+@pytest.mark.parametrize("status", [401, 403, 404, 409])
+@pytest.mark.parametrize(
+    "page",
+    [
+        httpx.Response(200, text="<html>404 Not Found</html>").content,
+        b'{"message": "Forbidden"}',
+        b'{"error": "nope"}',
+        b'{"error": {"message": "no code"}}',
+    ],
+    ids=["page", "gateway", "text", "no code"],
+)
+def test_an_error_page_of_a_gateway_ends_no_claim_and_no_program(status: int, page: bytes) -> None:
+    assert type(Server(httpx.Response(status, content=page)).refusal()) is TryLater
+
+
+def test_an_answer_that_never_ends_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """httpx limits the time between two bytes, not that of the whole."""
+
+    async def drips(_: httpx.Request) -> httpx.Response:
+        never: asyncio.Future[httpx.Response] = asyncio.get_running_loop().create_future()
+        return await never
+
+    async def story() -> None:
+        client = Client(URL, TOKEN, transport=httpx.MockTransport(drips))
+        with pytest.raises(TryLater):
+            await client._ask("GET", "/api/dispatch/poll", patience=0.01)
+        await client.aclose()
+
+    monkeypatch.setattr("orchestrator.client.CONNECT_SECONDS", 0.01)
+    asyncio.run(story())
+
+
 @pytest.mark.parametrize("status", [300, 301, 302, 303, 304, 307, 308])
 @pytest.mark.parametrize("target", ["https://elsewhere.example/", "/login"])
-def test_a_redirect_is_refused_and_nothing_is_sent_there(status: int, target: str) -> None:
+def test_a_redirect_is_waited_out_and_nothing_is_sent_there(status: int, target: str) -> None:
     server = Server(httpx.Response(status, headers={"location": target}), {"messages": []})
     error = server.refusal()
-    assert type(error) is Refused
+    assert type(error) is TryLater
     assert "the token is taken to no other address" in str(error)
     assert [str(request.url) for request in server.requests] == [f"{URL}/api/dispatch/poll"]
 

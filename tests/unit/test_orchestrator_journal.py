@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import signal
+import sqlite3
 import stat
 import subprocess
 import sys
@@ -15,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.journal import Busy, Entry, Journal, look_into
+from orchestrator.journal import Busy, Entry, Journal, Unwritable, look_into
 from orchestrator.wire import REQUIRED, Claim, Completion, Message, Release
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -148,7 +149,7 @@ def test_its_files_are_the_owners_alone_whatever_the_mask_says(tmp_path: Path) -
 WRITER = """
 import sys
 from pathlib import Path
-from orchestrator.journal import Journal
+from orchestrator.journal import Journal, Unwritable
 from orchestrator.wire import REQUIRED, Claim, Message, Release
 def message(number):
     return Message.read({name: f"{name}-{number}" for name in REQUIRED} | {"description": "\\xfc\\0\\n", "more": [1]})
@@ -259,3 +260,26 @@ def test_looking_into_a_closed_one_changes_nothing_and_holds_nothing(tmp_path: P
     assert (owner, len(entries)) == (None, 1)
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
     assert reopened(tmp_path) == entries
+
+
+@pytest.mark.parametrize("column", ["message", "outcome"])
+def test_an_entry_that_cannot_be_read_is_given_back_like_one_that_was_never_begun(
+    tmp_path: Path, column: str
+) -> None:
+    with closing(Journal(tmp_path)) as journal:
+        journal.asked(message())
+    with closing(sqlite3.connect(tmp_path / "journal.db")) as db:
+        db.execute(f"update claims set state = 'ended', {column} = '{{\"half'")
+        db.commit()
+    with closing(Journal(tmp_path)) as journal:
+        [entry] = journal.unfinished()
+    assert (entry.message, entry.outcome) == (None, None)
+
+
+def test_a_folder_that_cannot_be_one_is_a_clear_error(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(Unwritable, match="cannot be used"):
+        Journal(tmp_path / "file")
+    (tmp_path / "folder" / "journal.db").mkdir(parents=True)
+    with pytest.raises(Unwritable, match="is no journal"):
+        Journal(tmp_path / "folder")

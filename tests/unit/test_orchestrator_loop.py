@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from orchestrator import loop
-from orchestrator.client import NotRegistered, TokenRefused
+from orchestrator.client import ClaimLost, NotRegistered, TokenRefused
 from orchestrator.job import Desk
-from orchestrator.journal import Journal
+from orchestrator.journal import Journal, Unwritable
 from orchestrator.loop import Machine, Orchestrator
 from orchestrator.runner import Command
 from orchestrator.screen import Plain
@@ -51,8 +51,9 @@ class Server:
 class Running:
     """A job that only writes down what it is told."""
 
-    def __init__(self) -> None:
+    def __init__(self, queue_id: str) -> None:
         self.told: list[str] = []
+        self.session_id = f"session-of-{queue_id}"
 
     def halt(self, why: str) -> None:
         self.told.append(why)
@@ -87,7 +88,7 @@ def message(queue_id: str) -> Message:
 
 
 def with_job(made: Orchestrator, queue_id: str) -> Running:
-    job = Running()
+    job = Running(queue_id)
     made._jobs[queue_id] = job  # type: ignore[assignment]  # a stand-in
     return job
 
@@ -96,6 +97,17 @@ def test_work_that_waits_again_while_it_runs_here_is_lost_and_not_claimed_before
     orchestrator: Callable[[Server], Orchestrator],
 ) -> None:
     made = orchestrator(Server(Polled([message("q1")], 1, frozenset())))
+    job = with_job(made, "q1")
+    assert not asyncio.run(made._look())
+    assert job.told == ["lost"]
+
+
+def test_a_session_that_waits_on_a_new_row_ends_the_run_of_the_old_one_first(
+    orchestrator: Callable[[Server], Orchestrator],
+) -> None:
+    """The old row was dropped while the machine slept, and redriven."""
+    again = Message.read({**message("q1").fields, "queueId": "q2"})
+    made = orchestrator(Server(Polled([again], 1, frozenset())))
     job = with_job(made, "q1")
     assert not asyncio.run(made._look())
     assert job.told == ["lost"]
@@ -166,6 +178,48 @@ def test_a_machine_that_the_server_has_forgotten_registers_again(
     made = orchestrator(server)
     asyncio.run(for_a_moment(made._heartbeats(REGISTRATION), until=lambda: len(server.asked) >= 3))
     assert server.asked[:3] == ["heartbeat 0", "register", "heartbeat 0"]
+
+
+def test_a_token_that_is_refused_while_it_waits_ends_the_program(
+    orchestrator: Callable[[Server], Orchestrator],
+) -> None:
+    class Refusing:
+        async def wait(self) -> None:
+            raise TokenRefused("revoked")
+
+        async def aclose(self) -> None: ...
+
+    made = orchestrator(Server())
+    asyncio.run(made._claiming(Refusing(), once=False))
+    assert made._end().code == 3
+
+
+def test_a_server_that_refuses_every_claim_is_asked_ever_more_seldom(
+    orchestrator: Callable[[Server], Orchestrator],
+) -> None:
+    class Full(Server):
+        async def claim(self, queue_id: str) -> None:
+            raise ClaimLost(f"no place for {queue_id}")
+
+    polls = [Polled([message("q1"), message("q2")], 1, frozenset()) for _ in range(6)]
+    made = orchestrator(Full(*polls))
+    for _ in range(6):
+        asyncio.run(made._look())
+    assert made.pace._delay > 10
+    assert made._journal.unfinished() == []
+
+
+def test_nothing_is_claimed_while_the_journal_cannot_be_written(
+    orchestrator: Callable[[Server], Orchestrator], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is not written down would be run again, or not given back, after a crash."""
+
+    def full(_: object) -> None:
+        raise Unwritable("database or disk is full")
+
+    made = orchestrator(Server(Polled([message("q1")], 1, frozenset())))
+    monkeypatch.setattr(made._journal, "asked", full)
+    assert not asyncio.run(made._look())
 
 
 def test_a_refused_token_ends_the_program(
