@@ -90,7 +90,11 @@ def load(flags: Mapping[str, Any], variables: Mapping[str, str], file: Path | No
                 f"{name} is missing: give --{name}, {PREFIX}{name.upper()}, or {name} in {path}"
             )
     _stays_with_its_url(found, origin, sources, path)
-    state = Path(found["state"]).expanduser() if found["state"] else _state_folder(variables, found["url"])
+    state = (
+        Path(found["state"]).expanduser().absolute()
+        if found["state"]
+        else _state_folder(variables, found["url"])
+    )
     return Config(**{**found, "state": state, "name": found["name"] or _kept_name(state)})
 
 

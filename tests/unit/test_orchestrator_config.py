@@ -352,6 +352,15 @@ def test_a_kept_name_that_is_none_is_made_again(kept: bytes, owner: Owner) -> No
     assert kept != made.encode()
 
 
+def test_a_state_folder_is_the_same_for_an_agent_that_runs_elsewhere(
+    owner: Owner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The files that an agent is given lie below it."""
+    monkeypatch.chdir(owner.home)
+    found = owner.load({"url": URL, "token": TOKEN, "state": "here"})
+    assert found.state == owner.home / "here"
+
+
 def test_each_server_has_its_state_folder_below_the_owners(owner: Owner) -> None:
     urls = [
         URL,
