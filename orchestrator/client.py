@@ -140,7 +140,7 @@ class Client:
         attempt, lease = answer.get("attempt"), number(answer.get("leaseSeconds"))
         return Claim(
             Message.read(answer.get("message")),
-            attempt if isinstance(attempt, int) and 0 < attempt <= MOST_ATTEMPTS else None,
+            attempt if type(attempt) is int and 0 < attempt <= MOST_ATTEMPTS else None,
             lease,
         )
 

@@ -474,3 +474,10 @@ def test_after_a_reconnect_what_was_under_way_has_no_answer_and_what_follows_has
             await asyncio.gather(*serving)
 
     asyncio.run(run())
+
+
+@pytest.mark.parametrize("attempt", [0, -1, 10**30, "1", 1.5, True, None])
+def test_an_attempt_that_is_no_count_is_none(attempt: object) -> None:
+    server = Server({"message": MESSAGE, "attempt": attempt, "leaseSeconds": 60})
+    claim = server.asked(lambda client: client.claim("q-1"))
+    assert claim.attempt is None

@@ -204,3 +204,14 @@ def test_a_long_note_does_not_break_the_table(terminal: Made) -> None:
     (line,) = since().splitlines()
     assert len(line) <= 120
     screen.close()
+
+
+def test_a_reader_that_has_gone_does_not_stop_the_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`connect | head`: what cannot be said is not said, and renewals go on."""
+
+    class Gone(io.StringIO):
+        def write(self, _: str) -> int:
+            raise BrokenPipeError
+
+    monkeypatch.setattr("sys.stdout", Gone())
+    Plain().event("unheard", why="the server answers 503")

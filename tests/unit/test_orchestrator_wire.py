@@ -101,3 +101,10 @@ def test_a_number_is_a_number(value: Any, read: float) -> None:
 )
 def test_what_is_not_negative_and_finite_is_none(value: Any) -> None:
     assert number(value) is None
+
+
+@pytest.mark.parametrize("name", REQUIRED)
+def test_half_of_a_surrogate_pair_is_no_text(name: str) -> None:
+    """JSON can say it, no file and no variable can hold it."""
+    with pytest.raises(Unreadable, match=rf"message\.{name}: "):
+        Message.read({**dict.fromkeys(REQUIRED, "x"), name: "x\ud800"})
