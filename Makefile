@@ -55,7 +55,7 @@ format: $(READY) ## formats the code and fixes what lint can fix
 	$(BIN)/ruff check --fix .
 
 # One resolution for all three files: what a function or an orchestrator runs with is what the tests ran with.
-RESOLVE := pip compile --quiet --upgrade --universal --python-version 3.11 --no-header --no-emit-index-url --no-annotate
+RESOLVE := pip compile --quiet --upgrade --universal --python-version 3.11 --no-header --no-annotate
 lock: ## resolves pyproject.toml's dependency groups into the two requirements files anew (needs uv)
 	@mkdir -p .local
 	@uv $(RESOLVE) --group pyproject.toml:dev --output-file .local/all.txt

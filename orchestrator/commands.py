@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 from orchestrator import services
 from orchestrator.client import ClaimLost, Client, NotRegistered, Refused, TokenRefused, TryLater
 from orchestrator.config import Config, Misconfigured, file_path, words
-from orchestrator.job import Desk
+from orchestrator.delivery import Desk
 from orchestrator.journal import Journal, look_into
 from orchestrator.loop import End, Machine, Orchestrator
 from orchestrator.pace import Pace

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import random
-from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Final, Literal
 
 from orchestrator import processes
-from orchestrator.client import ClaimLost, Client, NotRegistered, Refused, TokenRefused, TryLater
-from orchestrator.journal import Journal, Unwritable
+from orchestrator.client import ClaimLost, NotRegistered, Refused, TokenRefused, TryLater
+from orchestrator.delivery import Desk, deliver
+from orchestrator.journal import Unwritable
 from orchestrator.result import Progress
-from orchestrator.runner import Command, Ending, Run
-from orchestrator.screen import Line, Screen
+from orchestrator.runner import Ending, Run
+from orchestrator.screen import Line
 from orchestrator.wire import Claim, Completion, Held, News, Release, Unreadable
 
 RENEW_SECONDS: Final = 15.0
@@ -26,22 +23,9 @@ UNTOLD_LEASE_SECONDS: Final = 600.0
 """Where the server does not say how long a claim lasts: a third of it is often enough for any that has a timeout of minutes."""
 LAST_REPORT_SECONDS: Final = 3.0
 """For a report that is under way when the work ends."""
-LONGEST_PAUSE_SECONDS: Final = 60.0
 
 Halt = Literal["stop", "lost", "shutdown"]
 SHUTDOWN: Final = "the orchestrator was stopped before the work was done"
-
-
-@dataclass(frozen=True, slots=True)
-class Desk:
-    """What all jobs share."""
-
-    client: Client
-    journal: Journal
-    screen: Screen
-    command: Command
-    sessions: Path
-    refused: Callable[[str], None]
 
 
 class Job:
@@ -97,7 +81,7 @@ class Job:
         try:
             outcome = await self._work()
             if outcome is None or self._halted == "lost":
-                _forget(self._desk, self._held)
+                self._desk.journal.forget(self._held.queue_id)
                 self._event("lost", why="the claim is not held any more")
             else:
                 with suppress(Unwritable):  # the server is told all the same
@@ -255,57 +239,3 @@ class Job:
 
     def _event(self, name: str, **facts: Any) -> None:
         self._desk.screen.event(name, issue=self._held.identifier, attempt=self._held.attempt, **facts)
-
-
-async def deliver(desk: Desk, held: Held, outcome: Completion | Release) -> None:
-    """Tells the server how it ended until it has answered, then forgets the work."""
-    failures = 0
-
-    def event(name: str, **facts: Any) -> None:
-        desk.screen.event(name, issue=held.identifier, attempt=held.attempt, **facts)
-
-    while True:
-        try:
-            if isinstance(outcome, Release):
-                await desk.client.release(held, outcome.error)
-            else:
-                await desk.client.complete(held, outcome)
-        except TryLater as error:
-            failures += 1
-            pause = min(2.0 ** min(failures, 6), LONGEST_PAUSE_SECONDS)
-            event("waiting", why=str(error), again_in=f"{pause:g}s")
-            await asyncio.sleep(max(error.retry_after or 0, pause * random.uniform(0.5, 1)))  # noqa: S311
-        except ClaimLost as error:
-            event("lost", why=str(error))
-            _forget(desk, held)
-            return
-        except (TokenRefused, NotRegistered) as error:
-            desk.refused(str(error))  # it stays in the journal: the next start may have a token
-            return
-        except (Refused, Unreadable) as error:
-            event("refused", why=str(error))
-            if isinstance(outcome, Release):
-                _forget(desk, held)
-                return
-            # That it is over counts more than what was said about it.
-            bare = outcome._replace(facts={})
-            outcome = bare if outcome.facts else Release(f"the server did not take the result: {error}")
-        else:
-            _forget(desk, held)
-            _announce(event, outcome)
-            return
-
-
-def _forget(desk: Desk, held: Held) -> None:
-    """What stays in a journal that cannot be written is told to the server once more at the next start; that is harmless."""
-    with suppress(Unwritable):
-        desk.journal.forget(held.queue_id)
-
-
-def _announce(event: Callable[..., None], outcome: Completion | Release) -> None:
-    if isinstance(outcome, Release):
-        event("released", why=outcome.error)
-    elif outcome.success:
-        event("completed", pr=outcome.facts.get("prUrl"))
-    else:
-        event("failed", why=outcome.facts.get("errorMessage"))

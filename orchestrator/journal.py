@@ -10,6 +10,7 @@ import json
 import os
 import sqlite3
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -121,8 +122,10 @@ class Journal:
         )
 
     def forget(self, queue_id: str) -> None:
-        """Nothing is left to do about it."""
-        self._write("delete from claims where queue_id = ?", (queue_id,))
+        """Nothing is left to do about it. What stays in a journal that cannot be written is told to the server once more at the next
+        start, which is harmless."""
+        with suppress(Unwritable):
+            self._write("delete from claims where queue_id = ?", (queue_id,))
 
     def unfinished(self) -> list[Entry]:
         """Everything that is in it, oldest first."""

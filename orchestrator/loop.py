@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, TypeVar
 
 from orchestrator.client import ClaimLost, Client, NotRegistered, Refused, TokenRefused, TryLater
-from orchestrator.job import Desk, Job, deliver
+from orchestrator.delivery import Desk, deliver
+from orchestrator.job import Job
 from orchestrator.journal import Journal, Unwritable
 from orchestrator.pace import SHORTEST_SECONDS, Pace
 from orchestrator.recovery import RESTARTED, UNANSWERED, end_orphans, give_back, held, resume

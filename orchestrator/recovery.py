@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from contextlib import suppress
 from typing import Final
 
 from orchestrator import processes
 from orchestrator.client import ClaimLost, NotRegistered, Refused, TokenRefused, TryLater
-from orchestrator.job import Desk, Job, deliver
-from orchestrator.journal import Entry, Unwritable
+from orchestrator.delivery import Desk, deliver
+from orchestrator.job import Job
+from orchestrator.journal import Entry
 from orchestrator.pace import Pace
 from orchestrator.wire import Held, Release, Unreadable
 
@@ -34,8 +34,7 @@ async def resume(desk: Desk, entry: Entry, job: Job) -> None:
             await pace.until_due()
         except (ClaimLost, Refused, NotRegistered, Unreadable) as error:
             desk.screen.event("lost", issue=entry.identifier, attempt=entry.attempt, why=str(error))
-            with suppress(Unwritable):
-                desk.journal.forget(entry.queue_id)
+            desk.journal.forget(entry.queue_id)
             return
         except TokenRefused as error:
             desk.refused(str(error))

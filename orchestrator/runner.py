@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import fcntl
 import json
-import logging
 import os
 import re
 import signal
@@ -18,11 +17,11 @@ from asyncio.subprocess import PIPE
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from logging.handlers import RotatingFileHandler
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from orchestrator import processes
+from orchestrator.output import Output
 from orchestrator.prompt import prompt_text
 from orchestrator.result import Progress, facts_in, last_object, progress_in
 from orchestrator.wire import Completion, Message, Release
@@ -31,11 +30,7 @@ from orchestrator.wire import Completion, Message, Release
 # program dies in between, the line never comes, and the process ends without having done anything.
 GATE: Final = 'IFS= read -r go || exit 125; exec "$@"'
 TRY_AGAIN: Final = 75  # EX_TEMPFAIL of sysexits.h
-LONGEST_LINE: Final = 64 * 1024
 TAIL: Final = 256 * 1024
-MOST_BYTES_A_SECOND: Final = 2_000_000
-LOG_BYTES: Final = 5_000_000
-LOG_FILES: Final = 3
 LAST_WORDS_SECONDS: Final = 2.0
 _REPO: Final = re.compile(r"(?!\.\.?/)[A-Za-z0-9._-]+/(?!\.\.?$)[A-Za-z0-9._-]+")
 
@@ -91,7 +86,7 @@ class Run:
         """`folder`: the session's own, for its files and its log."""
         self._command, self._folder, self._on_progress = command, folder, on_progress
         self._transport: asyncio.SubprocessTransport | None = None
-        self._output = _Output(folder / "output.log", self._heard)
+        self._output = Output(folder / "output.log", self._heard)
         self._tail = b""
         self._said: list[int] = []  # the follow-ups' lengths in bytes, as they went out
         self._pipe: int | None = None
@@ -230,94 +225,6 @@ class Run:
             ):
                 self._on_progress(progress)
         self._tail = (self._tail + b"\n".join(lines) + b"\n")[-TAIL:]
-
-
-class _Output(asyncio.SubprocessProtocol):
-    """What comes out of the process, by lines, into its log; standard output also to `heard`.
-
-    `exited` is set at the end of the process, even while something that it has started still holds its pipes open.
-    """
-
-    def __init__(self, log: Path, heard: Callable[[list[bytes]], None]) -> None:
-        self.exited, self.closed = asyncio.Event(), asyncio.Event()
-        self._path, self._heard = log, heard
-        self._log: RotatingFileHandler | None = None
-        self._rest, self._open = {1: b"", 2: b""}, {1, 2}
-        self._second, self._bytes = 0.0, 0
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.SubprocessTransport)
-        self._transport = transport
-
-    def pipe_data_received(self, fd: int, data: bytes) -> None:
-        *lines, rest = (self._rest[fd] + data).split(b"\n")
-        if len(rest) >= LONGEST_LINE:  # without an end it is cut where it becomes too long to keep in memory
-            lines.append(rest)
-            rest = b""
-        self._rest[fd] = rest
-        self._note(fd, lines)
-        self._slow_down(fd, len(data))
-
-    def _slow_down(self, fd: int, read: int) -> None:
-        """Lets an agent that prints without end wait: renewals and stops come before what it says."""
-        loop = asyncio.get_running_loop()
-        if loop.time() - self._second >= 1:
-            self._second, self._bytes = loop.time(), 0
-        self._bytes += read
-        pipe = self._transport.get_pipe_transport(fd)
-        if (
-            self._bytes > MOST_BYTES_A_SECOND
-            and isinstance(pipe, asyncio.ReadTransport)
-            and pipe.is_reading()
-        ):
-            pipe.pause_reading()
-            loop.call_later(max(0.0, self._second + 1 - loop.time()), _resume, pipe)
-
-    def pipe_connection_lost(self, fd: int, exc: Exception | None) -> None:  # noqa: ARG002 - the protocol asks for it
-        self._open.discard(fd)
-        if not self._open & {1, 2}:
-            self.closed.set()
-
-    def process_exited(self) -> None:
-        self.exited.set()
-
-    def finish(self) -> None:
-        """Notes what came without an end of line."""
-        for fd, rest in self._rest.items():
-            self._note(fd, [rest] if rest else [])
-        self._rest = {1: b"", 2: b""}
-        if self._log is not None:
-            with suppress(OSError):
-                self._log.close()
-
-    def _note(self, fd: int, lines: list[bytes]) -> None:
-        if not lines:
-            return
-        label = "" if fd == 1 else "stderr: "
-        text = "\n".join(label + line.decode(errors="replace").rstrip("\r") for line in lines)
-        with suppress(OSError):  # a full disk costs the log, not the work
-            if self._log is None:
-                self._log = _log(self._path)
-            self._log.emit(logging.makeLogRecord({"msg": text}))
-        if fd == 1:
-            self._heard(lines)
-
-
-def _resume(pipe: asyncio.ReadTransport) -> None:
-    if not pipe.is_closing():
-        pipe.resume_reading()
-
-
-class _Log(RotatingFileHandler):
-    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - logging's name
-        """Not to standard error, as logging would, with the agent's words: those stay in this file or nowhere."""
-
-
-def _log(path: Path) -> RotatingFileHandler:
-    path.touch(mode=0o600)
-    handler = _Log(path, maxBytes=LOG_BYTES, backupCount=LOG_FILES, encoding="utf-8", errors="replace")
-    handler.setFormatter(logging.Formatter("%(message)s"))
-    return handler
 
 
 def _write(path: Path, text: str) -> None:

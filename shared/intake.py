@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from uuid import UUID
 
-from shared import dead_letters, deliveries, dispatch_queue, routing, session_history, sessions
+from shared import dead_letters, deliveries, dispatch_queue, orchestrators, routing, session_history, sessions
 from shared.db import Tx
 from shared.dead_letters import bury_undeliverable
 from shared.dispatch_queue import enqueue_dispatch
@@ -131,7 +131,7 @@ def _start(tx: Tx, heard: Heard, start: Start) -> Outcome:
             reason=ended.error_code,
             error=ended.message,
             payload=message,
-            candidates=routed.candidates or routing.repos_served(tx, org_id=heard.org_id),
+            candidates=routed.candidates or orchestrators.repos_served(tx, org_id=heard.org_id),
         )
     return Outcome(ended.error_code or "stopped_before_it_started", session_id)
 

@@ -196,6 +196,14 @@ def route(
     return None if row is None else row[0]
 
 
+REPOS_SERVED = sql("select distinct repo from repo_routes where org_id = :org_id order by repo limit 25")
+
+
+def repos_served(tx: Tx, *, org_id: UUID) -> list[str]:
+    """The repositories that some machine of the organization serves, 25 at most: what to offer when an issue matches none."""
+    return [row[0] for row in tx.all(REPOS_SERVED, org_id=org_id)]
+
+
 # -- tokens -------------------------------------------------------------------------------------------------------------
 
 MINT = sql("""

@@ -10,8 +10,7 @@ from shared.db import Tx, sql
 from shared.dead_letters import bury_undeliverable
 from shared.dispatch_queue import enqueue_dispatch
 from shared.errors import Conflict, NotFound
-from shared.orchestrators import route
-from shared.routing import repos_served
+from shared.orchestrators import repos_served, route
 from shared.sessions import record_event
 
 # Reopening waits for whoever is ending or reopening the session now, and then looks again: two prompts make one new row.

@@ -122,14 +122,6 @@ def route_issue(
     return Routed(repo, list(repos), auto_dispatch, orchestrator_id, stopped)
 
 
-REPOS_SERVED = sql("select distinct repo from repo_routes where org_id = :org_id order by repo limit 25")
-
-
-def repos_served(tx: Tx, *, org_id: UUID) -> list[str]:
-    """The repositories that some machine of the organization serves, 25 at most: what to offer when an issue matches none."""
-    return [row[0] for row in tx.all(REPOS_SERVED, org_id=org_id)]
-
-
 REVOKE = sql("""
     update workspaces set status = 'revoked', status_reason = :reason where org_id = :org_id and id = :workspace_id
 """)

@@ -11,7 +11,7 @@ import pytest
 
 from orchestrator import loop
 from orchestrator.client import ClaimLost, NotRegistered, TokenRefused
-from orchestrator.job import Desk
+from orchestrator.delivery import Desk
 from orchestrator.journal import Journal, Unwritable
 from orchestrator.loop import Machine, Orchestrator
 from orchestrator.runner import Command
