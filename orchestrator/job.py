@@ -13,7 +13,7 @@ from orchestrator.journal import Unwritable
 from orchestrator.result import Progress
 from orchestrator.runner import Ending, Run
 from orchestrator.screen import Line
-from orchestrator.wire import Claim, Completion, Held, News, Release, Unreadable
+from orchestrator.wire import Claim, Completion, News, Release, Unreadable
 
 RENEW_SECONDS: Final = 15.0
 """At most: a renewal also brings requests to stop and follow-ups, and a person waits for those."""
@@ -33,9 +33,7 @@ class Job:
 
     def __init__(self, desk: Desk, claim: Claim) -> None:
         self._desk, self._claim, self._message = desk, claim, claim.message
-        self._held = Held(
-            claim.message.queue_id, claim.message.session_id, claim.message.identifier, claim.attempt
-        )
+        self._held = claim.held
         self._follow_ups: list[dict[str, Any]] = []  # those that came while it worked
         self._given = len(claim.message.prompts)  # how many of all, the first ones, the agent was given
         self._halted: Halt | None = None

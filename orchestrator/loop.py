@@ -16,21 +16,21 @@ from typing import Any, Final, NamedTuple, TypeVar
 from orchestrator.client import ClaimLost, Client, NotRegistered, Refused, TokenRefused, TryLater
 from orchestrator.delivery import Desk, deliver
 from orchestrator.job import Job
-from orchestrator.journal import Journal, Unwritable
-from orchestrator.pace import SHORTEST_SECONDS, Pace
+from orchestrator.journal import Journal
+from orchestrator.looking import Looking
+from orchestrator.pace import Pace
+from orchestrator.places import Places
 from orchestrator.recovery import RESTARTED, UNANSWERED, end_orphans, give_back, held, resume
 from orchestrator.runner import Command
 from orchestrator.screen import Line
 from orchestrator.transports import Transport
-from orchestrator.wire import Claim, Held, Message, Registration, Release, Unreadable
+from orchestrator.wire import Claim, Registration, Unreadable
 
 HEARTBEAT_SECONDS: Final = 30.0
 CLOCK_SECONDS: Final = 5.0
 ASLEEP_SECONDS: Final = 10.0
 """The clock on the wall is off by this much after a short nap of ours: the machine was asleep, or the clock was set, which costs one
 renewal of each claim."""
-AGAIN_SECONDS: Final = 60.0
-"""Before the same row is taken again from a server of the original protocol, which may offer what was given back at once."""
 LAST_WORD_SECONDS: Final = 10.0
 """At the end, for telling the server; what it does not take by then is in the journal."""
 
@@ -68,20 +68,16 @@ class Orchestrator:
     ) -> None:
         self._machine, self._client, self._journal = machine, client, journal
         self.pace = Pace()
-        # By queue id: all that takes a place, what is only given back included.
-        self._tasks: dict[str, asyncio.Task[None]] = {}
-        self._jobs: dict[str, Job] = {}
-        # When, by the loop's clock; only what a server without attempts has given.
-        self._taken: dict[str, float] = {}
+        self._places = Places(machine.max_jobs, self._place_is_free)
         self._ending = asyncio.Event()
         self._signals = 0
         self._refusal: str | None = None
         self._unanswered: str | None = None
         self._broken: BaseException | None = None
-        self._room = asyncio.Event()
         self._desk = desk_of(client=client, journal=journal, command=command, refused=self._refused)
         self._screen = self._desk.screen
         self._screen.show(self._lines)
+        self.looking = Looking(self._desk, self._places, self.pace)
 
     async def run(self, make_transport: MakeTransport, *, once: bool = False) -> End:
         """Works until it is told to end (SIGTERM, SIGINT), the token is refused, or, with `once`, nothing waits any more."""
@@ -112,7 +108,7 @@ class Orchestrator:
         for broken in (*results, self._broken):
             if isinstance(broken, Exception):
                 raise broken
-        return self._end(self._unanswered if once else None)
+        return self._end(self.looking.unanswered if once else None)
 
     def _end(self, unanswered: str | None = None) -> End:
         if self._refusal is not None:
@@ -123,13 +119,16 @@ class Orchestrator:
 
     def _signalled(self) -> None:
         self._signals += 1
-        if self._signals == 1 and self._tasks:
+        if self._signals == 1 and self._places.tasks:
             self._screen.event(
-                "ending", running=len(self._tasks), grace=f"{self._machine.grace:g}s", again="ends at once"
+                "ending",
+                running=len(self._places.tasks),
+                grace=f"{self._machine.grace:g}s",
+                again="ends at once",
             )
         self._ending.set()
         if self._signals > 1:
-            for job in self._jobs.values():
+            for job in self._places.jobs.values():
                 job.kill()
 
     def _refused(self, why: str) -> None:
@@ -137,6 +136,12 @@ class Orchestrator:
             self._refusal = why
             self._screen.event("refused", why=why)
         self._ending.set()
+
+    def _place_is_free(self, broken: BaseException | None) -> None:
+        if broken is not None:
+            self._broken = broken
+            self._ending.set()
+        self.pace.hurry()
 
     async def _unless_ending(self, work: Coroutine[Any, Any, Result]) -> Result | None:
         """What `work` returns; None when the program is told to end before."""
@@ -152,16 +157,15 @@ class Orchestrator:
     async def _finish(self) -> None:
         """Lets running work end by itself for a while, ends what is left, and tells the server."""
         for entry in self._journal.unfinished():
-            if (
-                entry.state == "asked" and entry.queue_id not in self._tasks
-            ):  # cut off between the question and the answer
-                self._hold(entry.queue_id, give_back(self._desk, entry, UNANSWERED))
-        running = list(self._tasks.values())
+            # Cut off between the question and the answer.
+            if entry.state == "asked" and entry.queue_id not in self._places.tasks:
+                self._places.hold(entry.queue_id, give_back(self._desk, entry, UNANSWERED))
+        running = list(self._places.tasks.values())
         if not running:
             return
         if self._refusal is None and self._signals == 1:
             await asyncio.wait(running, timeout=self._machine.grace)
-        for job in self._jobs.values():
+        for job in self._places.jobs.values():
             job.halt("shutdown")
         _, left = await asyncio.wait(running, timeout=self._desk.command.patience + LAST_WORD_SECONDS)
         for task in left:
@@ -197,7 +201,7 @@ class Orchestrator:
         """Says that the machine lives: at once, then every half a minute."""
         while True:
             try:
-                await self._client.heartbeat(registration.orchestrator_id, len(self._jobs))
+                await self._client.heartbeat(registration.orchestrator_id, len(self._places.jobs))
             except TokenRefused as error:
                 self._refused(str(error))
             except NotRegistered:
@@ -215,7 +219,7 @@ class Orchestrator:
             if abs(late) > ASLEEP_SECONDS:
                 self._screen.event("awake", after=f"{late:.0f}s")
                 await self._client.reconnect()
-                for job in self._jobs.values():
+                for job in self._places.jobs.values():
                     job.check()
                 self.pace.hurry()
 
@@ -223,11 +227,11 @@ class Orchestrator:
         """Moves the clocks on the screen while there are any."""
         while True:
             await asyncio.sleep(1)
-            if self._jobs:
+            if self._places.jobs:
                 self._screen.tick()
 
     def _lines(self) -> list[Line]:
-        return [job.line() for job in self._jobs.values()]
+        return [job.line() for job in self._places.jobs.values()]
 
     # -- what was left by the run before --------------------------------------------------------------------------------
 
@@ -236,37 +240,20 @@ class Orchestrator:
         for entry in self._journal.unfinished():
             self._screen.event("found", issue=entry.identifier, attempt=entry.attempt, state=entry.state)
             if entry.state == "ended" and entry.outcome is not None:
-                self._hold(entry.queue_id, deliver(self._desk, held(entry), entry.outcome))
+                self._places.hold(entry.queue_id, deliver(self._desk, held(entry), entry.outcome))
             elif entry.state == "claimed" and entry.attempt is not None and entry.message is not None:
                 job = Job(self._desk, Claim(entry.message, entry.attempt, None))
-                self._hold(entry.queue_id, resume(self._desk, entry, job), job)
+                self._places.hold(entry.queue_id, resume(self._desk, entry, job), job)
             else:
-                self._hold(entry.queue_id, give_back(self._desk, entry, RESTARTED))
+                self._places.hold(entry.queue_id, give_back(self._desk, entry, RESTARTED))
 
-    def _hold(self, queue_id: str, work: Coroutine[Any, Any, None], job: Job | None = None) -> None:
-        """Gives a place to `work`, until it has ended."""
-        task = self._tasks[queue_id] = asyncio.create_task(work)
-        if job is not None:
-            self._jobs[queue_id] = job
-
-        def ended(_: asyncio.Task[None]) -> None:
-            del self._tasks[queue_id]
-            self._jobs.pop(queue_id, None)
-            if not task.cancelled() and (error := task.exception()) is not None:
-                self._broken = error
-                self._ending.set()
-            self._room.set()
-            self.pace.hurry()
-
-        task.add_done_callback(ended)
-
-    # -- looking and claiming -------------------------------------------------------------------------------------------
+    # -- looking --------------------------------------------------------------------------------------------------------
 
     async def _claiming(self, transport: Transport, *, once: bool) -> None:
         """Looks only when something could be started; with `once`, until a look finds nothing and everything has ended."""
         while not self._ending.is_set():
-            if not self._has_room():
-                await self._until_a_place_is_free()
+            if self._places.full:
+                await self._places.until_one_is_free()
                 continue
             if not once:
                 try:
@@ -274,102 +261,8 @@ class Orchestrator:
                 except TokenRefused as error:
                     self._refused(str(error))
                     return
-            found = await self._look()
+            found = await self.looking.look()
             if once and not found:
-                if not self._tasks:
+                if not self._places.tasks:
                     return
-                await self._until_a_place_is_free()
-
-    async def _until_a_place_is_free(self) -> None:
-        self._room.clear()
-        await self._room.wait()
-
-    async def _look(self) -> bool:
-        """One poll, and a claim for each message that there is a place for. Returns whether anything was claimed."""
-        try:
-            polled = await self._client.poll()
-        except TokenRefused as error:
-            self._refused(str(error))
-            return False
-        except (TryLater, NotRegistered, ClaimLost, Refused, Unreadable) as error:
-            self.pace.failed(error.retry_after if isinstance(error, TryLater) else None)
-            self._screen.event("waiting", why=str(error))
-            self._unanswered = str(error)
-            return False
-        self._unanswered = None
-        for queue_id in polled.stop & self._jobs.keys():
-            self._jobs[queue_id].halt("stop")
-        sessions = {job.session_id: job for job in self._jobs.values()}
-        found = refused = False
-        for message in polled.messages:
-            if message.session_id in sessions:
-                # Its work waits again, on this row or on a new one: this machine's claim is lost, and what runs is ended first.
-                sessions[message.session_id].halt("lost")
-            elif (
-                message.queue_id not in self._tasks
-                and not self._too_soon(message.queue_id)
-                and self._has_room()
-            ):
-                claimed = await self._claim(message)
-                found, refused = found or claimed is True, refused or claimed is None
-        if refused and not found:  # full for a reason that lies elsewhere: it is not asked again every second
-            self.pace.failed(None)
-            return False
-        # "At once" is right after a wait at the server, and this was none.
-        hint = polled.poll_after if polled.poll_after is None else max(polled.poll_after, SHORTEST_SECONDS)
-        self.pace.looked(found=found, poll_after=hint)
-        return found
-
-    async def _claim(self, message: Message) -> bool | None:
-        """Whether it was claimed; None when the server or this machine's disk refuses."""
-        try:
-            self._journal.asked(message)
-        except Unwritable as error:
-            self._screen.event("waiting", issue=message.identifier, why=str(error))
-            return None
-        try:
-            claim = await self._client.claim(message.queue_id)
-        except TokenRefused as error:
-            self._journal.forget(message.queue_id)
-            self._refused(str(error))
-        except (ClaimLost, Refused, NotRegistered) as error:
-            self._journal.forget(message.queue_id)
-            self._screen.event("not claimed", issue=message.identifier, why=str(error))
-            return None
-        except (TryLater, Unreadable) as error:
-            # It may have been granted all the same. Given back it is somebody's in a minute, not after the claim's timeout.
-            self._screen.event("unheard", issue=message.identifier, why=str(error))
-            asked = next(each for each in self._journal.unfinished() if each.queue_id == message.queue_id)
-            self._hold(message.queue_id, give_back(self._desk, asked, UNANSWERED))
-        else:
-            try:
-                self._journal.claimed(claim)
-            except Unwritable as error:
-                self._hold(message.queue_id, deliver(self._desk, _named(claim), Release(str(error))))
-                return None
-            self._screen.event(
-                "claimed",
-                issue=message.identifier,
-                attempt=claim.attempt,
-                repo=message.repo,
-                session=message.session_id,
-            )
-            job = Job(self._desk, claim)
-            self._hold(message.queue_id, job.run(), job)
-            if claim.attempt is None:
-                self._taken[message.queue_id] = asyncio.get_running_loop().time()
-            return True
-        return False
-
-    def _has_room(self) -> bool:
-        return len(self._tasks) < self._machine.max_jobs
-
-    def _too_soon(self, queue_id: str) -> bool:
-        """Whether it was taken less than a minute ago. A server of ours counts attempts and waits by itself."""
-        since = asyncio.get_running_loop().time() - AGAIN_SECONDS
-        self._taken = {taken: at for taken, at in self._taken.items() if at > since}
-        return queue_id in self._taken
-
-
-def _named(claim: Claim) -> Held:
-    return Held(claim.message.queue_id, claim.message.session_id, claim.message.identifier, claim.attempt)
+                await self._places.until_one_is_free()

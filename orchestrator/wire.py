@@ -74,14 +74,6 @@ class Message:
         return [prompt for prompt in found if isinstance(prompt, dict)] if isinstance(found, list) else []
 
 
-class Claim(NamedTuple):
-    """A message that is this machine's now. A server of the original protocol says neither attempt nor lease (seconds)."""
-
-    message: Message
-    attempt: int | None
-    lease: float | None
-
-
 class Held(NamedTuple):
     """A claim by its names: `(queue_id, attempt)` is what the server fences by; the others are for paths and people."""
 
@@ -89,6 +81,19 @@ class Held(NamedTuple):
     session_id: str
     identifier: str
     attempt: int | None
+
+
+class Claim(NamedTuple):
+    """A message that is this machine's now. A server of the original protocol says neither attempt nor lease (seconds)."""
+
+    message: Message
+    attempt: int | None
+    lease: float | None
+
+    @property
+    def held(self) -> Held:
+        """Its names."""
+        return Held(self.message.queue_id, self.message.session_id, self.message.identifier, self.attempt)
 
 
 class Polled(NamedTuple):

@@ -89,7 +89,7 @@ def message(queue_id: str) -> Message:
 
 def with_job(made: Orchestrator, queue_id: str) -> Running:
     job = Running(queue_id)
-    made._jobs[queue_id] = job  # type: ignore[assignment]  # a stand-in
+    made._places.jobs[queue_id] = job  # type: ignore[assignment]  # a stand-in
     return job
 
 
@@ -98,7 +98,7 @@ def test_work_that_waits_again_while_it_runs_here_is_lost_and_not_claimed_before
 ) -> None:
     made = orchestrator(Server(Polled([message("q1")], 1, frozenset())))
     job = with_job(made, "q1")
-    assert not asyncio.run(made._look())
+    assert not asyncio.run(made.looking.look())
     assert job.told == ["lost"]
 
 
@@ -109,7 +109,7 @@ def test_a_session_that_waits_on_a_new_row_ends_the_run_of_the_old_one_first(
     again = Message.read({**message("q1").fields, "queueId": "q2"})
     made = orchestrator(Server(Polled([again], 1, frozenset())))
     job = with_job(made, "q1")
-    assert not asyncio.run(made._look())
+    assert not asyncio.run(made.looking.look())
     assert job.told == ["lost"]
 
 
@@ -118,7 +118,7 @@ def test_a_stop_that_a_poll_brings_does_not_wait_for_the_next_renewal(
 ) -> None:
     made = orchestrator(Server(Polled([], 1, frozenset({"q1", "of-another-start"}))))
     job = with_job(made, "q1")
-    asyncio.run(made._look())
+    asyncio.run(made.looking.look())
     assert job.told == ["stop"]
 
 
@@ -204,7 +204,7 @@ def test_a_server_that_refuses_every_claim_is_asked_ever_more_seldom(
     polls = [Polled([message("q1"), message("q2")], 1, frozenset()) for _ in range(6)]
     made = orchestrator(Full(*polls))
     for _ in range(6):
-        asyncio.run(made._look())
+        asyncio.run(made.looking.look())
     assert made.pace._delay > 10
     assert made._journal.unfinished() == []
 
@@ -219,7 +219,7 @@ def test_nothing_is_claimed_while_the_journal_cannot_be_written(
 
     made = orchestrator(Server(Polled([message("q1")], 1, frozenset())))
     monkeypatch.setattr(made._journal, "asked", full)
-    assert not asyncio.run(made._look())
+    assert not asyncio.run(made.looking.look())
 
 
 def test_a_refused_token_ends_the_program(
