@@ -14,7 +14,7 @@ from functions.web import Request, Response, Route, dispatch, read_event
 from shared import deliveries, intake, routing
 from shared.db import WEBHOOK, Tx, transaction
 from shared.errors import ConfigurationError, Unauthenticated
-from shared.intake import IGNORED, STARTED, Heard, Outcome
+from shared.heard import IGNORED, STARTED, Heard, Outcome
 from shared.linear import OLD_AFTER_SECONDS, age_of, envelope, verify
 from shared.linear_decisions import Ignored
 from shared.linear_events import decide

@@ -2,51 +2,28 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from datetime import datetime
 from uuid import UUID
 
-from shared import dead_letters, deliveries, dispatch_queue, orchestrators, routing, session_history, sessions
+from shared import (
+    dead_letters,
+    dispatch_queue,
+    orchestrators,
+    routing,
+    session_history,
+    session_names,
+    sessions,
+)
 from shared.db import Tx
 from shared.dead_letters import bury_undeliverable
 from shared.dispatch_queue import enqueue_dispatch
+from shared.heard import IGNORED, STARTED, Heard, Outcome
+from shared.intake_changes import move, stop
 from shared.linear_decisions import Decision, Ignored, Moved, Prompt, Revoked, Start, Stop
 from shared.linear_issue import Input, Issue, issue_message
 from shared.reopening import begin_again
-from shared.routing import Routed, Workspace
+from shared.routing import Routed
 from shared.session_history import Session
 from shared.sessions import Ended, NewSession, open_session
-
-
-@dataclass(frozen=True, slots=True)
-class Heard:
-    """The circumstances of a verified event: whose it is, when it happened in Linear, and how long a machine may be silent (seconds)."""
-
-    workspace: Workspace
-    at: datetime
-    offline_after: int
-    traceparent: str | None = None
-
-    @property
-    def org_id(self) -> UUID:
-        """The tenant."""
-        return self.workspace.org_id
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """What has come of an event, the session that it concerned, and for whoever asks: why."""
-
-    word: str
-    session_id: UUID | None = None
-    why: str | None = None
-
-    def __str__(self) -> str:
-        return self.word if self.why is None else f"{self.word}: {self.why}"
-
-
-STARTED = "started"
-IGNORED = "ignored"
 
 
 def subject_of(decision: Decision) -> str:
@@ -68,9 +45,9 @@ def act(tx: Tx, heard: Heard, decision: Decision) -> Outcome:
         case Prompt():
             return _prompt(tx, heard, decision)
         case Stop():
-            return _stop(tx, heard, decision)
+            return stop(tx, heard, decision)
         case Moved():
-            return _move(tx, heard, decision.issue)
+            return move(tx, heard, decision.issue)
         case Revoked():
             routing.mark_revoked(
                 tx, org_id=heard.org_id, workspace_id=heard.workspace.id, reason=decision.reason
@@ -201,24 +178,15 @@ def _join(tx: Tx, heard: Heard, start: Start) -> Outcome:
     said = start.said
     if said is not None and (known.is_over or not _note_prompt(tx, heard, known.id, said)):
         said = None
-    dispatch_queue.amend(
-        tx,
-        org_id=heard.org_id,
-        session_id=known.id,
-        changes={name: value for name, value in changes.items() if value is not None},
-        prompt=None if said is None else said.as_dict(),
-        asked_at=heard.at,
-    )
-    sessions.identify(
-        tx,
-        org_id=heard.org_id,
-        session_id=known.id,
-        agent_session_id=changes.get("agentSessionId"),
-        requested_at=heard.at,
-    )
-    if start.agent_session_id not in (None, known.linear_agent_session_id) and not changes:
-        assert start.agent_session_id is not None
-        sessions.join_agent_session(
+    # The echo of a delegation, which is most of what comes here, says nothing new and changes nothing.
+    if changes or said is not None or heard.at > known.requested_at:
+        _add(tx, heard, known.id, changes, said)
+    if (
+        start.agent_session_id is not None
+        and start.agent_session_id != known.linear_agent_session_id
+        and not changes
+    ):
+        session_names.join_agent_session(
             tx,
             org_id=heard.org_id,
             workspace_id=heard.workspace.id,
@@ -226,6 +194,25 @@ def _join(tx: Tx, heard: Heard, start: Start) -> Outcome:
             agent_session_id=start.agent_session_id,
         )
     return Outcome("joined", known.id)
+
+
+def _add(tx: Tx, heard: Heard, session_id: UUID, changes: dict[str, str | None], said: Input | None) -> None:
+    """Row first, then session, as everywhere."""
+    dispatch_queue.amend(
+        tx,
+        org_id=heard.org_id,
+        session_id=session_id,
+        changes={name: value for name, value in changes.items() if value is not None},
+        prompt=None if said is None else said.as_dict(),
+        asked_at=heard.at,
+    )
+    session_names.identify(
+        tx,
+        org_id=heard.org_id,
+        session_id=session_id,
+        agent_session_id=changes.get("agentSessionId"),
+        requested_at=heard.at,
+    )
 
 
 def _note_prompt(tx: Tx, heard: Heard, session_id: UUID, said: Input) -> bool:
@@ -266,7 +253,7 @@ def _prompt(tx: Tx, heard: Heard, prompt: Prompt) -> Outcome:
     )
     if amended is None:
         return _begin_anew(tx, heard, prompt, session)
-    sessions.identify(tx, org_id=heard.org_id, session_id=session.id, requested_at=heard.at)
+    session_names.identify(tx, org_id=heard.org_id, session_id=session.id, requested_at=heard.at)
     return Outcome("prompted", session.id)
 
 
@@ -305,80 +292,3 @@ def _begin_anew(tx: Tx, heard: Heard, prompt: Prompt, session: Session) -> Outco
     if begun == "open_already":
         return Outcome(IGNORED, session.id, "the session was reopened meanwhile")
     return Outcome(begun, session.id)
-
-
-# -- stop and move ------------------------------------------------------------------------------------------------------
-
-
-def _stop(tx: Tx, heard: Heard, stop: Stop) -> Outcome:
-    """Ends what is under way; a stop for something unknown is kept for the start that it has overtaken."""
-    place = {"org_id": heard.org_id, "workspace_id": heard.workspace.id}
-    session = None
-    if stop.agent_session_id is not None:
-        session = session_history.of_agent_session(tx, **place, agent_session_id=stop.agent_session_id)
-    if session is None and stop.issue_id is not None:
-        session = session_history.latest_of_issue(tx, **place, linear_issue_id=stop.issue_id)
-        other = session is not None and session.linear_agent_session_id not in (None, stop.agent_session_id)
-        if stop.agent_session_id is not None and other:
-            session = None
-    if session is not None and session.requested_at > heard.at:
-        return Outcome(IGNORED, session.id, "the work was asked for after this stop")
-    if session is None or (session.is_over and session.requested_at < heard.at):
-        for subject in filter(None, (stop.agent_session_id, stop.issue_id)):
-            deliveries.bury(tx, **place, subject=subject, stopped_at=heard.at)
-    if session is None:
-        return Outcome("stopped_before_it_started")
-    done = dispatch_queue.cancel(
-        tx, org_id=heard.org_id, session_id=session.id, reason=stop.reason, at=heard.at
-    )
-    return Outcome(done or "already_over", session.id)
-
-
-def _move(tx: Tx, heard: Heard, issue: Issue) -> Outcome:
-    """Follows an issue to its new names; to another repository only while nobody is at work on it."""
-    session = session_history.latest_of_issue(
-        tx, org_id=heard.org_id, workspace_id=heard.workspace.id, linear_issue_id=issue.id
-    )
-    if session is None or session.is_over:
-        return Outcome(IGNORED, why="nothing is under way on the issue")
-    names = {
-        "linearIdentifier": issue.identifier,
-        "teamId": issue.team_id,
-        "title": issue.title,
-        "url": issue.url,
-    }
-    changes = {name: value for name, value in names.items() if value is not None}
-    dispatch_queue.amend(tx, org_id=heard.org_id, session_id=session.id, changes=changes)
-    sessions.identify(
-        tx,
-        org_id=heard.org_id,
-        session_id=session.id,
-        identifier=issue.identifier,
-        url=issue.url,
-        team_id=issue.team_id,
-        title=issue.title,
-    )
-    if session.repo_was_said:
-        return Outcome("moved", session.id, "a person named the repository")
-    start = Start(issue)
-    routed = routing.route_issue(
-        tx,
-        org_id=heard.org_id,
-        workspace_id=heard.workspace.id,
-        issue=issue,
-        directive=start.directive,
-        agent_session_id=None,
-        requested_at=heard.at,
-        offline_after=heard.offline_after,
-        preferred=session.orchestrator_id,
-    )
-    if routed.repo in (None, session.repo) or routed.orchestrator_id is None:
-        return Outcome("moved", session.id)
-    moved = dispatch_queue.redirect(
-        tx,
-        org_id=heard.org_id,
-        session_id=session.id,
-        orchestrator_id=routed.orchestrator_id,
-        repo=str(routed.repo),
-    )
-    return Outcome("moved", session.id, "routed again" if moved else "a machine is at work on it already")

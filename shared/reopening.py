@@ -92,21 +92,7 @@ def begin_again(
     repo = message["repo"]
     orchestrator_id = route(tx, org_id=org_id, repo=repo, offline_after=offline_after, preferred=preferred)
     if orchestrator_id is None:
-        error = f"no machine serves {repo}"
-        if not end_undelivered(
-            tx, org_id=org_id, session_id=session_id, error_code="no_orchestrator", error=error
-        ):
-            return "open_already"
-        bury_undeliverable(
-            tx,
-            org_id=org_id,
-            session_id=session_id,
-            reason="no_orchestrator",
-            error=error,
-            payload=message,
-            candidates=repos_served(tx, org_id=org_id),
-        )
-        return "no_orchestrator"
+        return _bury(tx, org_id, session_id, message)
     if not reopen(
         tx,
         org_id=org_id,
@@ -120,6 +106,26 @@ def begin_again(
         tx, org_id=org_id, orchestrator_id=orchestrator_id, session_id=session_id, message=message
     )
     return "begun_anew"
+
+
+def _bury(
+    tx: Tx, org_id: UUID, session_id: UUID, message: dict[str, Any]
+) -> Literal["no_orchestrator", "open_already"]:
+    error = f"no machine serves {message['repo']}"
+    if not end_undelivered(
+        tx, org_id=org_id, session_id=session_id, error_code="no_orchestrator", error=error
+    ):
+        return "open_already"
+    bury_undeliverable(
+        tx,
+        org_id=org_id,
+        session_id=session_id,
+        reason="no_orchestrator",
+        error=error,
+        payload=message,
+        candidates=repos_served(tx, org_id=org_id),
+    )
+    return "no_orchestrator"
 
 
 # -- redrive --------------------------------------------------------------------------------------------------------------

@@ -27,6 +27,8 @@ STATUS_OF: Final = {
     "forbidden": 403,
     "not_found": 404,
     "conflict": 409,
+    "rate_limited": 429,
+    "internal": 500,
     "service_unavailable": 503,
 }
 

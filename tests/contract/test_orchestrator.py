@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -106,6 +108,9 @@ def test_work_is_claimed_run_and_completed_with_what_the_agent_says(owner: Owner
     ]
     log = owner.folder / "state" / "sessions" / str(queued.session_id) / "output.log"
     assert "some output" in log.read_text()
+    files = [path for path in log.parent.iterdir() if path.is_file()]
+    assert {path.name for path in files} == {"message.json", "prompt.md", "output.log"}
+    assert {path.stat().st_mode & 0o777 for path in files} == {0o600}, "for the owner's eyes alone"
 
 
 def test_no_token_and_no_variable_that_was_not_named_reaches_the_agent(owner: Owner) -> None:
@@ -113,7 +118,7 @@ def test_no_token_and_no_variable_that_was_not_named_reaches_the_agent(owner: Ow
     with owner.program("--env", "NAMED", NAMED="1", SECRET_OF_THE_OWNER="2") as program:
         [noted] = program.until_noted("variables")
     seen = set(noted.rest.split())
-    told = "ID ATTEMPT SESSION_ID ISSUE ISSUE_URL REPO MESSAGE_FILE PROMPT_FILE"
+    told = "ID ATTEMPT SESSION_ID ISSUE ISSUE_URL REPO MESSAGE_FILE PROMPT_FILE LOG_FILE"
     assert {"NAMED", "PATH", "HOME", *(f"DISPATCH_{name}" for name in told.split())} <= seen
     assert not [name for name in seen if name.startswith("ORCHESTRATOR_") or name == "SECRET_OF_THE_OWNER"]
     everything = "\n".join(program.lines) + "".join(
@@ -324,6 +329,17 @@ def test_once_without_a_server_says_so_with_its_exit_code(owner: Owner) -> None:
     with Program(owner.folder, "http://127.0.0.1:9", owner.machine.token, command="once") as program:
         assert program.ends() == 1
     assert "127.0.0.1:9 does not answer" in program.lines[-1]
+
+
+def test_what_is_kept_of_a_session_goes_after_some_days_unless_it_is_unfinished(owner: Owner) -> None:
+    sessions = owner.folder / "state" / "sessions"
+    for name, days in (("old", 15), ("recent", 13)):
+        (sessions / name).mkdir(parents=True)
+        os.utime(sessions / name, (time.time() - days * 86_400,) * 2)
+    (sessions / "gone").symlink_to("nowhere")
+    with owner.program(command="once") as program:
+        assert program.ends() == 0
+    assert {path.name for path in sessions.iterdir()} == {"recent", "gone"}
 
 
 def test_two_programs_do_not_share_a_state_folder(owner: Owner) -> None:

@@ -400,6 +400,23 @@ def test_a_server_that_is_away_for_a_moment_is_waited_for_as_long_as_it_says(
     assert (row.result["success"], machine.runs) == (True, 1)
 
 
+@pytest.mark.parametrize(
+    ("status", "code"), [(500, "internal"), (429, "rate_limited"), (503, "service_unavailable")]
+)
+def test_a_server_that_fails_in_the_middle_of_the_work_is_told_its_end_later(
+    server: OriginalServer, machine: Machine, status: int, code: str
+) -> None:
+    row = server.work()
+    for name in ("claim", "status", "complete"):
+        server.fails(name, Answer.error(code, "not now", {"Retry-After": "1"}))
+    with machine.program("connect", "--transport", "poll") as program:
+        server.heard("complete")
+        program.signal(signal.SIGTERM)
+        assert program.ends() == 0
+    assert len(server.so_far("complete", status)) == 1
+    assert row.result["success"]
+
+
 def test_a_token_that_is_refused_ends_it(server: OriginalServer, machine: Machine) -> None:
     server.revoked = True
     with machine.program("connect", "--transport", "poll") as program:

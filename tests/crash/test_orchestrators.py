@@ -173,6 +173,19 @@ def test_work_goes_on_while_the_network_is_away_and_its_end_arrives_when_it_is_b
     assert [noted.attempt for noted in alive.noted("began")] == [1]
 
 
+def test_a_server_that_hangs_is_waited_out(serve: Serve, scene: Scene, tmp_path: Path) -> None:
+    """Nothing passes and nobody is told: what was asked stays unanswered until the network is back."""
+    functions, machine = serve(), named(scene, "laptop-1")
+    queued = titled(scene, machine, "progress 1")
+    with counting_proxy(functions.url) as network, program(network, machine, tmp_path / "laptop-1") as alive:
+        alive.until_noted("began")
+        network.freeze()
+        alive.until_noted("ended")
+        network.thaw()
+        until(is_now(scene, queued, "complete"), "the work to be complete")
+    assert [noted.attempt for noted in alive.noted("began")] == [1]
+
+
 def test_functions_that_die_and_come_back_are_asked_again(serve: Serve, scene: Scene, tmp_path: Path) -> None:
     functions, machine = serve(settings=IMPATIENT), named(scene, "laptop-1")
     with program(functions, machine, tmp_path / "laptop-1") as alive:

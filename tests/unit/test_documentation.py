@@ -46,7 +46,17 @@ def test_every_link_of_a_page_leads_somewhere(page: Path) -> None:
 # What tests/contract/test_orchestrator.py finds in an agent's environment.
 GIVEN_TO_AN_AGENT = {
     f"DISPATCH_{name}"
-    for name in ("ID", "ATTEMPT", "SESSION_ID", "ISSUE", "ISSUE_URL", "REPO", "MESSAGE_FILE", "PROMPT_FILE")
+    for name in (
+        "ID",
+        "ATTEMPT",
+        "SESSION_ID",
+        "ISSUE",
+        "ISSUE_URL",
+        "REPO",
+        "MESSAGE_FILE",
+        "PROMPT_FILE",
+        "LOG_FILE",
+    )
 }
 
 
